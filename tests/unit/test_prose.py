@@ -33,6 +33,7 @@ PLAIN = (
         "src/blinkccl/torch_backend",
         "src/blinkccl/trace_events.py",
         "src/blinkccl/trees/forest",
+        "src/blinkccl/trees/packing",
         "src/blinkccl/units.py",
     ),
     *(
@@ -45,6 +46,7 @@ PLAIN = (
         "tests/unit/topology",
         "tests/unit/torch_backend",
         "tests/unit/trees/forest",
+        "tests/unit/trees/packing",
     ),
     *(
         f"src/blinkccl/runtime/{name}.py"

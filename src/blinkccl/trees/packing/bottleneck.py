@@ -1,10 +1,10 @@
-"""Bottleneck ratios: how fast every terminal can give the same amount to all others, or to one.
+"""Bottleneck ratios: the rate at which every terminal can send the same amount to all others, or to one.
 
     1/x* = max over vertex sets S that miss a terminal of |S ∩ terminals| / cap⁺(S)
 
-is the optimum of AllGather per root (arXiv 2402.06787, theorem 1), attained when transit is balanced. It is
-found by Newton's method with immediate update (Dinkelbach): test a rate by maximum flows; the first violated
-cut *is* the next, smaller rate. Only integers are compared; no solver takes part.
+is the optimum of AllGather per root (arXiv 2402.06787, theorem 1), attained if transit is balanced. Newton's method
+with immediate update (Dinkelbach) computes it: maximum flows test a rate, and the first violated cut gives the next,
+smaller rate. All comparisons are of integers, without a solver.
 """
 
 from __future__ import annotations
@@ -21,37 +21,36 @@ from blinkccl.trees.packing.network import Arc, FlowNetwork
 def allgather_rate(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
     """x*, the rate per root at which all terminals can send to all, and the set S that limits it.
 
-    It is cap⁺(S) / |S ∩ terminals|. For ReduceScatter use the reversed network (and S there is what the data must
-    *enter* here). PackingError where some terminal cannot reach another. Cost: N + k maximum flows for k updates, 0–3
-    of them in practice.
+    x* = cap⁺(S) / |S ∩ terminals|. For ReduceScatter use the reversed network; data must *enter* its S in the original
+    one. PackingError if some terminal cannot reach another. Cost: N + k maximum flows for k updates, in practice 0–3.
     """
     if network.terminals < 2:
         raise PackingError("a bottleneck needs at least two terminals")
     rate, side = _first_cut(network)
     sink = 0
     while True:
-        found = native_flows.first_unreached(network, rate.denominator, [rate.numerator] * network.terminals, sink)
-        if found is None:
+        violated = native_flows.first_unreached(network, rate.denominator, [rate.numerator] * network.terminals, sink)
+        if violated is None:
             return rate, side
-        sink, side = found
+        sink, side = violated
         rate = Fraction(network.leaving(side), sum(v < network.terminals for v in side))
         if rate == 0:
             raise PackingError(f"terminals {_named(network, side)} cannot reach the others")
 
 
 def short_cuts(network: FlowNetwork, units: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """For every terminal that cannot receive ``units[r]`` from each terminal r at once, the near side of a cut: why."""
+    """The source side of a violated cut for each terminal that cannot receive ``units[r]`` from all r at once."""
     sink = 0
     while sink < network.terminals:
-        found = native_flows.first_unreached(network, 1, units, sink)
-        if found is None or found[0] < sink:  # it asks all in turn
+        violated = native_flows.first_unreached(network, 1, units, sink)
+        if violated is None or violated[0] < sink:  # the call tests all terminals in turn, also those before ``sink``
             return
-        yield found[1]
-        sink = found[0] + 1
+        yield violated[1]
+        sink = violated[0] + 1
 
 
 def _first_cut(network: FlowNetwork) -> tuple[Fraction, tuple[int, ...]]:
-    """The tightest of the cuts "everything but one terminal"."""
+    """The tightest cut among those that separate one terminal from all other vertices."""
     entering = [0] * network.n
     for _, v, c in network.arcs:
         entering[v] += c
@@ -69,9 +68,10 @@ def _named(network: FlowNetwork, side: tuple[int, ...]) -> str:
 def gather_rate(network: FlowNetwork, root: int) -> tuple[Fraction, tuple[int, ...], dict[Arc, int]]:
     """The rate at which every terminal can send to ``root`` at once, its cut S, and a flow that does it.
 
-    The rate is cap⁺(S) / |S ∩ terminals| = p/q in lowest terms; the flow on the network scaled by q brings p units from
-    each other terminal to ``root``. Scatter is the same on the reversed network. One commodity, so the cut bound is
-    attained, with or without balanced transit. PackingError where a terminal cannot reach ``root``. Cost: k + 1 flows.
+    The rate is cap⁺(S) / |S ∩ terminals| = p/q in lowest terms. The flow, on the network scaled by q, carries p units
+    from every other terminal to ``root``. For a scatter use the reversed network. There is one commodity, so the cut
+    bound is attained, with or without balanced transit. PackingError if a terminal cannot reach ``root``. Cost: k + 1
+    flows.
     """
     others = [v for v in range(network.terminals) if v != root]
     if not others:

@@ -1,11 +1,11 @@
-"""Exact fractional packing by column generation: any structure that an oracle can price.
+"""Exact fractional packing by column generation, for every structure with a pricing oracle.
 
-The problem: maximise X such that for every group g the columns of g have total weight demand_g · X, and all
-columns together load each arc within its capacity. A column is one tree (or one pair of trees, or a bundle of
-paths) with its integer load per arc. An *oracle* finds each group's cheapest column under given prices.
+The problem: maximise X such that for every group g the columns of g have total weight demand_g · X, and all columns
+together load no arc above its capacity. A column is a tree (or a pair of trees, or a bundle of paths) with its integer
+load per arc. An *oracle* finds the cheapest column of each group under given prices.
 
-By duality any prices y ≥ 0 prove  X ≤ Σ c·y / Σ_g demand_g · cheapest_g(y), so prices alone are a
-certificate that anyone can re-check with the oracle. HiGHS finds the basis; the basis is solved in Fractions.
+By duality any prices y ≥ 0 prove  X ≤ Σ c·y / Σ_g demand_g · cheapest_g(y). So prices alone are a certificate, which
+the oracle can check again. HiGHS finds the basis; the basis is solved in Fractions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from blinkccl.trees.packing import clock
 from blinkccl.trees.packing.network import Arc
 from blinkccl.trees.packing.solver import GrowingProgram
 
-#: Anything the oracle wants to remember of a column (the trees).
+#: The oracle's own data of a column: the trees.
 Payload = Any
 Prices = Mapping[Arc, Any]
 REDUCED_COST_TOLERANCE = 1e-7
@@ -30,7 +30,7 @@ MOST_ROUNDS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``loads`` are (arc, times crossed) with ascending arcs."""
+    """A tree or bundle of a ``group``. ``loads`` are (arc, number of crossings), with ascending arcs."""
 
     group: int
     loads: tuple[tuple[Arc, int], ...]
@@ -41,15 +41,15 @@ class Column:
         return sum(prices.get(arc, 0) * load for arc, load in self.loads)
 
 
-#: Prices → columns, the cheapest of every group among them (floats in, or Fractions for an exact answer).
+#: Prices → columns, with the cheapest of every group among them. Fractions as prices give an exact answer.
 Oracle = Callable[[Prices], list[Column]]
 
 
 @dataclass(frozen=True, slots=True)
 class ExactPacking:
-    """Columns with positive weights, the rate X they reach, and prices that prove ``bound``.
+    """Columns with positive weights, their rate X, and prices that prove ``bound``.
 
-    ``pool`` holds every column that was met. No prices where the rate is the caller's own proved bound.
+    ``pool`` holds candidates for other solutions of this rate. ``prices`` is empty if the rate is the caller's bound.
     """
 
     rate: Fraction
@@ -62,17 +62,17 @@ class ExactPacking:
 def dual_bound(
     capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle, prices: Mapping[Arc, Any]
 ) -> Fraction:
-    """Σ c·y / Σ_g demand_g · cheapest_g(y), exactly; InternalError if these prices make some column free."""
+    """Σ c·y / Σ_g demand_g · cheapest_g(y), exactly. InternalError if the denominator is not positive."""
     columns = oracle(prices)
     cheapest = _cheapest(columns, [column.cost(prices) for column in columns])
     cost = sum((d * cheapest[g] for g, d in enumerate(demand)), Fraction(0))
     if cost <= 0:
-        raise InternalError("prices that cost nothing prove nothing")
+        raise InternalError("the prices prove no bound: every group has a column that costs nothing")
     return sum((capacity[arc] * price for arc, price in prices.items()), Fraction(0)) / cost
 
 
 def _cheapest(columns: Sequence[Column], costs: Sequence[Fraction]) -> dict[int, Fraction]:
-    """The least cost of a column of each group."""
+    """The least cost of the columns of each group."""
     least: dict[int, Fraction] = {}
     for column, cost in zip(columns, costs, strict=True):
         least[column.group] = min(cost, least.get(column.group, cost))
@@ -86,27 +86,27 @@ def pack_columns(
     seeds: Sequence[Column] = (),
     target: Fraction | None = None,
 ) -> ExactPacking:
-    """The exact optimum by column generation; the groups' weights are demand × X.
+    """The exact optimum by column generation; the weights of group g sum to demand_g × X.
 
-    The oracle prices exactly when given Fractions. ``seeds`` are columns to start with, preferred where they suffice.
-    ``target`` is a proved upper bound: generation stops on reaching it (LP values above it are rounding), and the
-    prices at that point, which other columns may still undercut, are not returned. InternalError if HiGHS fails, or its
-    final basis is no feasible solution in exact arithmetic.
+    The oracle must be exact for Fractions. ``seeds`` are columns to start with; they are preferred if they suffice.
+    ``target`` is a proved upper bound. Generation stops when it is reached (LP values above it are rounding errors).
+    The prices at that point are not returned, because other columns may be cheaper. InternalError if HiGHS fails, or
+    its final basis is no feasible solution in exact arithmetic.
     """
     master = _Master(capacity, demand)
     for column in seeds:
         master.add(column)
     if target is not None and len({column.group for column in seeds}) == len(demand):
-        found = _at_target(master, target)
-        if found is not None:
-            return found
+        packing = _at_target(master, target)
+        if packing is not None:
+            return packing
     for column in oracle(dict.fromkeys(capacity, 1)):
         master.add(column)
     for _ in range(MOST_ROUNDS):
         clock.look()
-        found = None if target is None else _at_target(master, target)
-        if found is not None:
-            return found
+        packing = None if target is None else _at_target(master, target)
+        if packing is not None:
+            return packing
         _, prices, worth = master.optimum()
         fresh = [
             column
@@ -118,16 +118,16 @@ def pack_columns(
     rate, columns = master.exact_primal()
     exact_prices = master.exact_dual()
     bound = dual_bound(capacity, demand, oracle, exact_prices)
-    # Only the cheapest columns of a group can have a weight at the optimum (complementary slackness).
+    # At an optimum only the cheapest columns of a group can have positive weight (complementary slackness).
     costs = [column.cost(exact_prices) for column in master.columns]
     least = _cheapest(master.columns, costs)
     pool = tuple(c for c, cost in zip(master.columns, costs, strict=True) if cost == least[c.group])
     return ExactPacking(rate, columns, pool, exact_prices, bound)
 
 
-#: Less than this is no weight, but rounding.
+#: Smaller weights are rounding errors.
 LEAST_WEIGHT = 1e-9
-#: A search ends where its own columns, if they were the cheapest, would prove that less than this of it is reached.
+#: A search ends if its columns, taken as the cheapest, would prove a rate below this fraction of the accepted one.
 HOPELESS = 0.95
 
 
@@ -139,14 +139,14 @@ def best_mix(
     near: Fraction,
     rounds: int = MOST_ROUNDS,
 ) -> tuple[Fraction, tuple[tuple[Column, Fraction], ...]] | None:
-    """X of at least ``near``, and the columns that reach it, of those that ``oracle`` offers: few of them.
+    """A rate X of at least ``near``, and few columns of ``oracle`` that reach it.
 
-    The oracle's columns need not be the cheapest, so nothing is proved of others; ``target`` is a proved upper bound.
-    None where nothing near is found in so many ``rounds``, what is offered shows that nothing will be, or capacities
-    differ by so much that what rounding finds does not fit exactly.
+    The oracle's columns need not be the cheapest, so the result proves no bound. ``target`` is a proved upper bound.
+    None in three cases: ``rounds`` give no such rate, the offered columns show that none will, or the solution does not
+    fit exactly because capacities differ by too much for the solver.
     """
     master = _Master(capacity, demand)
-    # All of one link costs what all of another does: so narrow ones are spared from the beginning.
+    # Every link costs the same in full, so that narrow links are used less from the start.
     for column in oracle({arc: 1 / width for arc, width in capacity.items()}):
         master.add(column)
     if len({column.group for column in master.columns}) < len(demand):
@@ -183,26 +183,26 @@ def best_mix(
 
 
 def _undercut(worth: float) -> float:
-    """A mix may gain by a column that costs less, where its group's are worth so much."""
+    """Upper limit of the cost of a column that can improve the mix; ``worth`` is the dual of its group."""
     return worth - REDUCED_COST_TOLERANCE * max(1.0, worth)
 
 
 def _at_target(master: _Master, target: Fraction) -> ExactPacking | None:
-    """The optimum over the columns so far, if it is the target."""
+    """The optimum over the present columns if it equals the target, or None."""
     if master.optimum()[0] < float(target) * (1 - 1e-9):
         return None
     rate, columns = master.exact_primal()
     return ExactPacking(rate, columns, tuple(master.columns), {}, target) if rate == target else None
 
 
-#: Capacities up to this are given to HiGHS as they are; larger ones shrunk to it, as its tolerances are absolute.
+#: The largest capacity given to HiGHS. Larger ones are scaled down to it, because its tolerances are absolute.
 LARGEST_CAPACITY = 1000
 
 
 class _Master:
-    """The restricted master: column 0 is X, then the columns; rows are the arcs, then the groups.
+    """The restricted master problem. Column 0 is X, followed by the columns; rows are the arcs, then the groups.
 
-    HiGHS sees capacities, and with them X, divided by ``unit``; a basis and its prices do not depend on that.
+    HiGHS gets capacities divided by ``_unit``, which also divides X. The basis and its prices do not depend on that.
     """
 
     def __init__(self, capacity: Mapping[Arc, int], demand: Sequence[Fraction]) -> None:
@@ -210,7 +210,7 @@ class _Master:
         self.row = {arc: i for i, arc in enumerate(self.arcs)}
         self.capacity, self.demand = capacity, list(demand)
         self.columns: list[Column] = []
-        self._seen: set[tuple[int, tuple[tuple[Arc, int], ...]]] = set()
+        self._keys: set[tuple[int, tuple[tuple[Arc, int], ...]]] = set()
         self._unit = max(1.0, max(capacity.values()) / LARGEST_CAPACITY)
         self._program = GrowingProgram()
         for arc in self.arcs:
@@ -220,28 +220,28 @@ class _Master:
         self._program.add_column(1.0, {len(self.arcs) + g: -float(d) for g, d in enumerate(self.demand)})
 
     def add(self, column: Column) -> bool:
-        """Add a column unless it is there."""
-        if (column.group, column.loads) in self._seen:
+        """Add a column; False if it was added before."""
+        if (column.group, column.loads) in self._keys:
             return False
-        self._seen.add((column.group, column.loads))
+        self._keys.add((column.group, column.loads))
         self.columns.append(column)
         entries = {self.row[arc]: float(load) for arc, load in column.loads}
         self._program.add_column(0.0, {**entries, len(self.arcs) + column.group: 1.0})
         return True
 
     def optimum(self) -> tuple[float, dict[Arc, float], list[float]]:
-        """X, the arcs' prices (≥ 0), and what each group's columns are worth."""
+        """X, the prices of arcs (≥ 0), and the dual of each group: the worth of its columns."""
         value, dual = self._program.maximise()
         prices = {arc: max(0.0, -dual[i]) for i, arc in enumerate(self.arcs)}
         worth = [abs(dual[len(self.arcs) + g]) for g in range(len(self.demand))]
         return value * self._unit, prices, worth
 
     def weights(self) -> list[float]:
-        """The columns' weights at the last optimum, in HiGHS's unit."""
+        """Weights of the columns at the last optimum, divided by ``_unit``."""
         return self._program.values()[1:]
 
     def leave_out(self, least: float) -> None:
-        """Leaves columns out, those of least weight first, for as long as X stays at ``least``."""
+        """Remove columns, those of least weight first, while X stays at least ``least``."""
         self.optimum()
         tried: set[int] = set()
         while len(tried) < len(self.columns):
@@ -281,13 +281,13 @@ class _Master:
         return matrix
 
     def exact_primal(self) -> tuple[Fraction, tuple[tuple[Column, Fraction], ...]]:
-        """The basic solution; InternalError where it is none."""
+        """The basic solution. InternalError if it is not feasible."""
         rate, chosen = self.basic_solution()
         check_loads(chosen, self.capacity, self.demand, rate)
         return rate, chosen
 
     def basic_solution(self) -> tuple[Fraction, tuple[tuple[Column, Fraction], ...]]:
-        """The basis in Fractions, not checked."""
+        """The solution of the basis in Fractions, not checked."""
         columns, rows = self._basis()
         right = [Fraction(self.capacity[self.arcs[i]]) if i < len(self.arcs) else Fraction(0) for i in rows]
         values = solve_exactly(self._matrix(columns, rows), right)
@@ -296,7 +296,7 @@ class _Master:
         return rate, tuple((self.columns[j], w) for j, w in sorted(weights.items()) if w)
 
     def exact_dual(self) -> dict[Arc, Fraction]:
-        """Prices of the tight arcs in Fractions (negative ones, which only rounding makes, become zero)."""
+        """Prices of the tight arcs in Fractions. Negative ones come from rounding only, and become zero."""
         columns, rows = self._basis()
         matrix = self._matrix(columns, rows)
         transposed: list[dict[int, Fraction]] = [{} for _ in columns]
@@ -315,7 +315,7 @@ def check_loads(
     demand: Sequence[Fraction],
     rate: Fraction,
 ) -> None:
-    """Raise InternalError where :func:`load_fault` finds one."""
+    """Raise InternalError if :func:`load_fault` finds a fault."""
     fault = load_fault(chosen, capacity, demand, rate)
     if fault is not None:
         raise InternalError(fault)
@@ -327,19 +327,19 @@ def load_fault(
     demand: Sequence[Fraction],
     rate: Fraction,
 ) -> str | None:
-    """A sentence unless weights are positive, groups get their demand, and no arc is overfull."""
+    """A fault of weights, of demands of groups, or of loads above a capacity; None if there is no fault."""
     total = [Fraction(0)] * len(demand)
     for column, weight in chosen:
         if weight < 0:
             return "a basic solution has a negative weight"
         total[column.group] += weight
     if any(got != d * rate for got, d in zip(total, demand, strict=True)):
-        return "a group's columns do not sum to its demand"
+        return "the weights of a group's columns do not sum to its demand"
     return None if fits(chosen, capacity) else "a basic solution overloads an arc"
 
 
 def fits(chosen: Iterable[tuple[Column, Any]], capacity: Mapping[Arc, int], scale: int = 1) -> bool:
-    """Whether columns with these weights load no arc over its capacity × ``scale``."""
+    """True if columns with these weights load no arc above its capacity × ``scale``."""
     load: dict[Arc, Any] = {}
     for column, weight in chosen:
         for arc, times in column.loads:
@@ -348,7 +348,7 @@ def fits(chosen: Iterable[tuple[Column, Any]], capacity: Mapping[Arc, int], scal
 
 
 def solve_exactly(matrix: list[dict[int, Fraction]], right: list[Fraction]) -> list[Fraction]:
-    """The solution of a square sparse system by Gaussian elimination in Fractions; InternalError if it is singular."""
+    """The solution of a square sparse system by Gaussian elimination in Fractions. InternalError if it is singular."""
     size = len(right)
     rows = [dict(row) for row in matrix]
     right = list(right)

@@ -1,9 +1,9 @@
-"""Few trees of equal weight, near a rate that is known: what one would run where exact weights are long fractions.
+"""Few trees of equal weight, near a known rate: an alternative to exact weights with large denominators.
 
-k trees from a root, or k in all, each with 1/k of the data: weights divide without rest, and chunks are alike. They
-are found by rerouting (native/packing/equal_trees.cpp): trees are grown one after the other under prices that grow with
-the load of links, again and again; then hops that are not needed are taken out, and what is deep is hung nearer to the
-root. How near to the rate they come is counted here, in whole numbers; nothing is proved by the search itself.
+There are k trees from a root, or k in all, and each has 1/k of the data, so all chunks have equal size. The search is
+rerouting (native/packing/equal_trees.cpp). Repeatedly, it grows one tree after the other under prices that rise with
+the load of links. Then it removes unneeded hops, and moves deep vertices nearer to the root. This module computes the
+attained rate in integers; the search itself proves nothing.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from blinkccl.errors import PackingError
 from blinkccl.trees.packing import clock, native_flows
 from blinkccl.trees.packing.network import Arc, FlowNetwork, OutTree, hops_deep
 
-#: How much of the rate may be missing.
+#: The fraction of the rate that may be lost.
 LOSS = Fraction(1, 100)
-#: Levels above the fewest hops in which a root reaches all.
+#: Allowed depth beyond the fewest hops from a root to all terminals.
 SPARE_LEVELS = 1
-#: Numbers of trees that are tried for being few, and as many for the room that they leave.
+#: Numbers of trees to try: the smallest ones, and as many that leave the most room on links.
 MOST_TRIED = 8
-#: Trees that are looked for at once, at most: 1,024 ranks have two each.
+#: Most trees in one search: 1,024 ranks have two each.
 MOST_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class EqualTrees:
-    """``rate`` is what the trees carry: per root, or in all; ``trees`` are (root, its part of the rate, hops)."""
+    """The ``rate`` of the trees, per root or in all; ``trees`` are (root, fraction of the rate, hops)."""
 
     rate: Fraction
     trees: tuple[OutTree, ...]
 
     def near(self, rate: Fraction) -> bool:
-        """Whether no more than :data:`LOSS` of ``rate`` is missing."""
+        """True if at most :data:`LOSS` of ``rate`` is lost."""
         return self.rate >= rate * (1 - LOSS)
 
     @property
@@ -50,8 +50,8 @@ def from_roots(
 ) -> EqualTrees:
     """The same number of out-trees, at most ``most``, from each root, near ``rate`` per root.
 
-    The fewest that are near; where none are, those that come nearest. ``cut`` is a side that limits the rate.
-    PackingError where a root does not reach all.
+    The result is the fewest trees near the rate, or else the fastest trees found. ``cut`` is the side of a cut that
+    limits the rate. PackingError if a root cannot reach every terminal.
     """
     side = frozenset(cut)
     inside = sum(root in side for root in roots)
@@ -67,9 +67,10 @@ def from_roots(
 
 
 def up_and_down(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]) -> EqualTrees:
-    """At most ``most`` trees in all, each used up to its root and down again, near ``rate``; raises as above.
+    """At most ``most`` trees in all, each used up to its root and down again, near ``rate``.
 
-    Links must be symmetric: a hop loads both directions alike. ``prices`` prove the rate, and are symmetric too.
+    Links must be symmetric, because a hop loads both directions equally. ``prices`` prove the rate; they must be
+    symmetric too. PackingError as in :func:`from_roots`.
     """
     return _best(
         rate,
@@ -81,19 +82,19 @@ def up_and_down(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping
 
 
 def spread(network: FlowNetwork, count: int) -> list[int]:
-    """So many terminals, at equal distances by number."""
+    """``count`` terminals, evenly spaced by number."""
     return [i * network.terminals // count for i in range(count)]
 
 
 def divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[Arc, Fraction | int]) -> list[int]:
-    """The numbers of trees, up to ``most``, that links may share out near ``rate``; ``most`` where there are none.
+    """Numbers of trees, up to ``most``, for which whole trees per link may come near ``rate``; else ``most`` alone.
 
-    The least of them, and those that leave most room, the largest of such as leave the same.
+    The result has the smallest such numbers, and those that leave the most room (the largest ones among equals).
 
-    With prices y that prove the rate, k trees cost k·Σ c·y / rate at least, and whole trees on each link at most
+    Under prices y that prove the rate, k trees cost at least k·Σ c·y / rate, and whole trees on each link cost at most
     Σ ⌊k·c / near⌋·y.
     """
-    price_of: dict[int, Fraction] = {}  # of all links of a capacity
+    price_of: dict[int, Fraction] = {}  # total price of all links of a capacity
     for arc, price in prices.items():
         price_of[network.capacity[arc]] = price_of.get(network.capacity[arc], Fraction(0)) + price
     cost = sum((c * price for c, price in price_of.items()), Fraction(0)) / rate
@@ -109,14 +110,14 @@ def divisible(network: FlowNetwork, rate: Fraction, most: int, prices: Mapping[A
 
 def _best(rate: Fraction, tried: Iterable[EqualTrees | None]) -> EqualTrees:
     best: EqualTrees | None = None
-    for found in tried:
-        if found is None:
+    for trees in tried:
+        if trees is None:
             break
-        clock.reached(found.rate / rate)
+        clock.reached(trees.rate / rate)
         clock.look()
-        if best is None or found.rate > best.rate:
-            best = found
-        if found.near(rate):
+        if best is None or trees.rate > best.rate:
+            best = trees
+        if trees.near(rate):
             break
     if best is None:
         raise PackingError("some terminal cannot be reached")
@@ -126,9 +127,9 @@ def _best(rate: Fraction, tried: Iterable[EqualTrees | None]) -> EqualTrees:
 def weighed(
     network: FlowNetwork, roots: Sequence[int], count: int, rate: Fraction, *, both_ways: bool = False
 ) -> EqualTrees | None:
-    """A tree from each of ``roots``, each 1/``count`` of a rate that is hoped for; None where one does not reach all.
+    """A tree from each of ``roots``, each with 1/``count`` of the target ``rate``; None if a root cannot reach all.
 
-    With ``both_ways`` links, which must be symmetric, are loaded alike in both directions.
+    With ``both_ways``, a hop loads both directions of its links equally; links must be symmetric.
     """
     numbers = {(u, v): i for i, (u, v, _) in enumerate(network.arcs)}
     edges = [numbers[min((u, v), (v, u))] if both_ways else i for (u, v), i in numbers.items()]

@@ -1,15 +1,16 @@
-"""Trees through transit vertices that combine and multicast, by columns over orbits of a symmetry.
+"""Trees with in-network reduction and multicast, by column generation over orbits of a symmetry.
 
-A *joint* is a terminal or a combining vertex. A tree is over all terminals and any of the other joints, its root is a
-joint, and a hop from joint to joint crosses transit that only passes on (which joints may do too). A combining vertex
-in a tree sends once to the vertex above it, or once to each below it, and keeps nothing: it is a Steiner vertex. An
-AllReduce has an in-tree and an out-tree of one root; other collectives have one of the two, of roots that are given.
+A *joint* is a terminal or a combining vertex (a switch with in-network reduction). A tree spans all terminals and may
+use other joints. Its root is a joint. A hop from joint to joint may cross transit that only passes data on; joints may
+serve as such transit too. A combining vertex in a tree sends once to the vertex above it, or once to each vertex below
+it, and keeps nothing: it is a Steiner vertex. An AllReduce has an in-tree and an out-tree with the same root. Other
+collectives have one of the two, with given roots.
 
-How much of the data goes which way is a linear program over trees. Which Steiner vertices make a tree cheap under given
-prices is hard in general, and easy here: by :mod:`~blinkccl.trees.packing.symmetry` all arcs of an orbit have one
-price, so it matters how many vertices of an orbit are in a tree, and tried are none, one and all. What a spanning tree
-over them has for a leaf is taken off again. So these trees are a proposal: whether more could be had is for the proof
-to say (:func:`in_network_proof`), which knows nothing of trees.
+A linear program over trees assigns the data to trees. The choice of Steiner vertices for a cheap tree is hard in
+general, and easy here. By :mod:`~blinkccl.trees.packing.symmetry` all arcs of an orbit have one price, so only the
+number of vertices of an orbit in a tree matters; none, one and all are tried. Spanning trees over them are pruned: a
+leaf that is no terminal is removed. So these trees are a proposal. The bound comes from :func:`in_network_proof`, which
+does not depend on trees.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from blinkccl.trees.packing.oracles import (
 from blinkccl.trees.packing.solver import CutProgram
 from blinkccl.trees.packing.symmetry import Permutation, arc_orbits, folded, symmetry_of
 
-#: Choices of Steiner vertices that are tried for every price; of more, each orbit alone and all but each.
+#: Most choices of Steiner vertices per price. If there are more, each orbit alone and all but each orbit are tried.
 MOST_CHOICES = 100
 
 
 @dataclass(frozen=True)
 class TreeTask:
-    """What trees are for: ``up`` and ``down`` say which there are; each of ``roots`` has the same part of the data.
+    """The collective to pack: in-trees if ``up``, out-trees if ``down``. All ``roots`` have equal parts of the data.
 
-    Without ``roots`` any joint may be one, for any part of it: an AllReduce, which has both stages.
+    Without ``roots`` every joint may be a root of any part of the data. This is an AllReduce, with both stages.
     """
 
     network: FlowNetwork
@@ -67,29 +68,29 @@ class TreeTask:
 
     @cached_property
     def moves(self) -> tuple[Permutation, ...]:
-        """The symmetries of the network that keep the combining vertices and the roots among themselves."""
-        kept = (frozenset(self.combining), frozenset(self.roots))
+        """The symmetries of the network that map combining vertices to combining vertices and roots to roots."""
+        classes = (frozenset(self.combining), frozenset(self.roots))
         moves = symmetry_of(self.network).moves
-        return tuple(move for move in moves if all({move[v] for v in some} == some for some in kept))
+        return tuple(move for move in moves if all({move[v] for v in some} == some for some in classes))
 
     @cached_property
     def orbit(self) -> dict[Arc, Arc]:
-        """The arc that stands for each."""
+        """The orbit of each arc, named by one of its arcs."""
         return arc_orbits(self.network, self.moves)
 
     def orbits(self, vertices: Iterable[int]) -> list[tuple[int, ...]]:
-        """Those of ``vertices``, which the moves keep among themselves."""
+        """The orbits of ``vertices``, a set that the moves map onto itself."""
         return list(dict.fromkeys(tuple(sorted({move[v] for move in self.moves})) for v in vertices))
 
     @property
     def mirrored(self) -> bool:
-        """Whether an in-tree may always be the out-tree of the same root, turned round."""
+        """True if every in-tree can be the reverse of the out-tree of the same root."""
         return self.up and self.down and self.network.symmetric
 
 
 @dataclass(frozen=True)
 class InNetworkTree:
-    """``weight`` of all data goes up to ``root`` and down from it this way, in the direction of the data."""
+    """Trees for the fraction ``weight`` of the data: hops ``up`` to ``root``, then ``down``, as the data moves."""
 
     weight: Fraction
     root: int
@@ -98,10 +99,10 @@ class InNetworkTree:
 
 
 def in_network_trees(task: TreeTask, target: Fraction) -> tuple[Fraction, tuple[InNetworkTree, ...]]:
-    """A rate, and trees that have it: at best ``target``, which has to be a proved bound.
+    """A rate, at best ``target``, and trees that reach it. ``target`` must be a proved bound.
 
-    At least what trees over terminals alone have. PackingError where terminals are not joined. Cost: ten rounds or so
-    of a spanning tree per choice of Steiner vertices, for each root where links are not alike both ways.
+    The rate is at least that of trees over terminals alone. PackingError if terminals are not connected. Cost: about
+    ten rounds, each with a spanning tree per choice of Steiner vertices (and per root if links are not symmetric).
     """
     capacity = folded(task.network, task.orbit)
     groups = task.orbits(task.roots)
@@ -111,8 +112,8 @@ def in_network_trees(task: TreeTask, target: Fraction) -> tuple[Fraction, tuple[
 
     def oracle(prices: Prices) -> list[Column]:
         full = {arc: prices.get(of, 0) for arc, of in task.orbit.items()}
-        found = [_column(task, *tree) for part in parts for tree in part.cheapest(full)]
-        return sorted(found, key=_crossed)
+        columns = [_column(task, *tree) for part in parts for tree in part.cheapest(full)]
+        return sorted(columns, key=_crossed)
 
     demand = [Fraction(len(group), len(task.roots)) for group in groups] or [Fraction(1)]
     packed = pack_columns(capacity, demand, oracle, target=target)
@@ -133,7 +134,7 @@ def _crossed(column: Column) -> int:
 
 
 def _one_alone(packed: ExactPacking, capacity: Mapping[Arc, int]) -> tuple[tuple[Column, Fraction], ...]:
-    """The tree whose images have the rate without others, over the fewest links; () where there is none."""
+    """The column, with the fewest crossings, whose images alone reach the rate, or ()."""
     if len({column.group for column, _ in packed.columns}) > 1:
         return ()
     alone = (
@@ -152,7 +153,7 @@ def _images(column: Column, moves: Sequence[Permutation]) -> Iterator[tuple[int,
 
 
 def _choices(task: TreeTask) -> list[tuple[int, ...]]:
-    """Sets of combining vertices to span: of each orbit none, one or all, as far as these are few."""
+    """Sets of combining vertices to try: none, one or all of each orbit, up to :data:`MOST_CHOICES` sets."""
     orbits = task.orbits(task.combining)
     options = [list(dict.fromkeys(((), orbit[:1], orbit))) for orbit in orbits]
     if prod(map(len, options)) <= MOST_CHOICES:
@@ -162,7 +163,7 @@ def _choices(task: TreeTask) -> list[tuple[int, ...]]:
 
 
 class _Part:
-    """Trees over the terminals and some combining vertices, which are given the numbers behind the terminals'."""
+    """Trees over the terminals and some combining vertices, which are numbered after the terminals."""
 
     def __init__(self, task: TreeTask, steiner: Sequence[int], roots: Sequence[int]) -> None:
         self.task, self.terminals, self.roots = task, task.network.terminals, roots
@@ -185,7 +186,7 @@ class _Part:
         return True
 
     def cheapest(self, prices: Prices) -> Iterator[tuple[int, int, Hops, Hops]]:
-        """(group, root, in-tree, out-tree) of the least price, without leaves that are no terminals."""
+        """(group, root, in-tree, out-tree) of least price; only terminals are leaves."""
         priced = {(self.new[u], self.new[v]): price for (u, v), price in prices.items()}
         for group, root, up, down in self._spanning(priced):
             up, down = (tuple(tuple(self.old[v] for v in hop) for hop in hops) for hops in (up, down))
@@ -209,7 +210,7 @@ class _Part:
                 yield column.group, self.roots[column.group], *ways
 
     def _pruned(self, hops: Hops) -> Hops:
-        """An out-tree without leaves that are no terminals."""
+        """The out-tree without leaves that are no terminals."""
         while True:
             inner = {hop[0] for hop in hops}
             fewer = tuple(hop for hop in hops if hop[-1] < self.terminals or hop[-1] in inner)
@@ -219,7 +220,7 @@ class _Part:
 
 
 def renumbered(network: FlowNetwork, more: Sequence[int]) -> tuple[FlowNetwork, tuple[int, ...]]:
-    """The network with ``more`` of its vertices as terminals, and the old number of each."""
+    """The network with the vertices ``more`` as additional terminals, and the old number of each vertex."""
     others = [v for v in range(network.terminals, network.n) if v not in more]
     old = (*range(network.terminals), *more, *others)
     new = {v: number for number, v in enumerate(old)}
@@ -227,22 +228,22 @@ def renumbered(network: FlowNetwork, more: Sequence[int]) -> tuple[FlowNetwork, 
     return FlowNetwork(network.n, network.terminals + len(more), arcs), old
 
 
-# Why no trees through transit that combines are faster: prices of arcs, and sets that every tree enters and leaves.
+# Proof of the bound for trees with in-network reduction: prices of arcs, and sets that every tree enters and leaves.
 #
-# Put prices on arcs, and weights on sets of joints that hold a terminal. What goes down a tree enters every set
-# without its root (``entered``), and what goes up leaves every one (``left``). If a hop from u to v, the cheapest way
-# through transit that only passes on, costs no less than the sets that it enters weigh together, nor than those that
-# it leaves do, then one unit of data costs no less than all sets weigh that its root is not in. What all capacity
-# costs, over the cost of the cheapest root that there may be, bounds the rate.
+# Arcs have prices, and sets of joints that hold a terminal have weights. Data on its way down enters every set without
+# the root (``entered``), and data on its way up leaves every set without the root (``left``). A hop from u to v costs
+# the cheapest path through passive transit. Every hop must cost at least the total weight of the sets that it enters,
+# and at least that of the sets that it leaves. Then one unit of data costs at least the total weight of the sets
+# without its root. The price of all capacity, over the cost for the cheapest possible root, bounds the rate.
 #
-# The best such bound is the dual of a program of flows, in which every terminal gets all data from the roots by a
-# flow of its own, and all these flows share what of an arc is for the way down; likewise up (ForestColl, arXiv
-# 2402.06787). Its columns are orbits of arcs, and of roots, so it is small; sets are added as maximum flows find them
-# violated. The duals become fractions, and prices are raised where rounding left them too low: so the bound holds
-# whatever the solver says.
+# The best such bound is the dual of a program of flows. In it every terminal gets all data from the roots by its own
+# flow. All these flows share the part of each arc that is reserved for the way down; likewise for the way up
+# (ForestColl, arXiv 2402.06787). The program is small, because its columns are orbits of arcs and of roots. Sets are
+# added when maximum flows find them violated. The duals become fractions, and prices are raised where rounding left
+# them too low. So the bound does not depend on the solver's accuracy.
 #
-# Flows may be faster than trees can be. Then a bound stays above what trees have, and both are true.
-#: Fractions of the program's numbers have denominators up to this.
+# Flows may be faster than all trees. Then the bound stays above the rate of the trees, and both are correct.
+#: Largest denominator of the program's numbers as fractions.
 LARGEST_DENOMINATOR = 5000
 _DOWN, _UP = "down", "up"
 
@@ -252,7 +253,7 @@ Sets = dict[frozenset[int], Fraction]
 
 @dataclass(frozen=True)
 class InNetworkProof:
-    """All capacity costs ``value``, and one unit ``cost`` at least, which the weights of sets prove."""
+    """Prices: all capacity costs ``value``, and the weights of sets prove that one unit costs at least ``cost``."""
 
     prices: dict[Arc, Fraction]
     entered: Sets
@@ -266,9 +267,9 @@ class InNetworkProof:
 
 
 def in_network_proof(task: TreeTask) -> InNetworkProof:
-    """The best bound by flows, or where that takes too many rounds one above it.
+    """The best bound by flows, or a higher one if the rounds do not suffice.
 
-    Cost: a maximum flow per stage and orbit of terminals a round, and a linear program.
+    Cost per round: a maximum flow per stage and orbit of terminals, and a linear program.
     """
     flows = _Flows(task)
     cost = [0.0] * len(flows.number) + [-float(len(roots)) for roots in flows.roots]
@@ -293,9 +294,9 @@ def _least_cost(task: TreeTask, entered: Sets, left: Sets) -> Fraction:
 
 
 class _Flows(CutProgram):
-    """The program: columns are orbits of arcs by stage, and of roots; rows are capacities, transit, and sets.
+    """The program of flows. Columns are orbits of arcs per stage, and of roots; rows are capacities, transit and sets.
 
-    Where the task is mirrored, an arc's part for the way up is that of its reverse for the way down.
+    In a mirrored task, the part of an arc for the way up is the part of its reverse for the way down.
     """
 
     def __init__(self, task: TreeTask) -> None:
@@ -305,7 +306,7 @@ class _Flows(CutProgram):
         self.number = {key: i for i, key in enumerate(product(self.stages, reps))}
         self.roots = [task.roots] if task.roots else task.orbits(task.joints)
         super().__init__(len(self.number) + len(self.roots))
-        self.row_of: dict[Arc, int] = {}  # of an orbit's capacity
+        self.row_of: dict[Arc, int] = {}  # orbit → row of its capacity
         for arc in reps:
             self._limit(arc)
         joints = frozenset(task.joints)
@@ -320,7 +321,7 @@ class _Flows(CutProgram):
                 self._add(stage, {v})
 
     def _limit(self, arc: Arc) -> None:
-        """The capacity of an orbit of arcs; mirrored, the same row is that of their reverses."""
+        """Add the capacity row of an orbit of arcs. In a mirrored task the reversed arcs share this row."""
         capacity = self.task.network.capacity[arc]
         if not self.task.mirrored:
             self.row_of[arc] = self.row({self.number[stage, arc]: 1 for stage in self.stages}, None, capacity)
@@ -331,7 +332,7 @@ class _Flows(CutProgram):
             self.row_of[arc] = self.row_of[back] = self.row(shared, None, capacity)
 
     def _add(self, stage: str, inside: Iterable[int]) -> bool:
-        """A set that gets, or gives, all that its own vertices are not the roots of; whether it is new."""
+        """Add the row of a set, which must receive (or send) all data of roots outside it; False if it is not new."""
         held = frozenset(inside)
         if (stage, held) in self.sets:
             return False
@@ -346,17 +347,17 @@ class _Flows(CutProgram):
         return True
 
     def cut(self, values: list[float]) -> bool:
-        """Add the sets that these values violate; whether there are any that are new."""
+        """Add the sets violated by these values; True if any of them is new."""
         network = self.task.network
         grain = self.GRAIN / max(c for _, _, c in network.arcs)
-        given = {v: x for roots, x in zip(self.roots, values[len(self.number) :], strict=True) for v in roots}
-        total, fresh = sum(given.values()), False
+        supply = {v: x for roots, x in zip(self.roots, values[len(self.number) :], strict=True) for v in roots}
+        total, fresh = sum(supply.values()), False
         for stage in self.stages:
             graph = FlowGraph(network.n + 1)
             for u, v, _ in network.arcs:
                 flow = round(values[self.number[stage, self.task.orbit[u, v]]] * grain)
                 graph.add(*((u, v) if stage == _DOWN else (v, u)), flow)
-            for v, x in given.items():
+            for v, x in supply.items():
                 graph.add(network.n, v, round(x * grain))
             for terminal in self.terminals:
                 graph.reset()
@@ -366,20 +367,20 @@ class _Flows(CutProgram):
         return fresh
 
     def sets_of(self, duals: list[float]) -> tuple[Sets, Sets]:
-        """The weights of all images of the sets, without transit, in ascending order."""
+        """The weights of all images of the sets, restricted to joints, in ascending order."""
         task = self.task
-        found: dict[str, Sets] = {_DOWN: {}, _UP: {}}
+        by_stage: dict[str, Sets] = {_DOWN: {}, _UP: {}}
         joints, among = frozenset(task.joints), len(task.moves) * (1 + task.mirrored)
         for (stage, held), row in self.sets.items():
             weight = _short(duals[row]) / among
             for move in task.moves if weight else ():
                 image = frozenset(move[v] for v in held & joints)
-                found[stage][image] = found[stage].get(image, Fraction(0)) + weight
-        down, up = ({some: sets[some] for some in sorted(sets, key=sorted)} for sets in found.values())
+                by_stage[stage][image] = by_stage[stage].get(image, Fraction(0)) + weight
+        down, up = ({some: sets[some] for some in sorted(sets, key=sorted)} for sets in by_stage.values())
         return down, (down if task.mirrored else up)
 
     def prices_of(self, duals: list[float]) -> dict[Arc, Fraction]:
-        """A row's dual is the price of all arcs whose capacity it is."""
+        """Prices of arcs: the dual of a capacity row, divided among the arcs of its row."""
         arcs = Counter(self.row_of[of] for of in self.task.orbit.values())
         price = {row: _short(duals[row]) / arcs[row] for row in arcs}
         return {arc: price[self.row_of[of]] for arc, of in self.task.orbit.items()}
@@ -390,7 +391,7 @@ def _short(number: float) -> Fraction:
 
 
 def _high_enough(task: TreeTask, prices: Mapping[Arc, Fraction], entered: Sets, left: Sets) -> dict[Arc, Fraction]:
-    """``prices``, raised where a hop costs less than what the sets weigh that it enters, or leaves."""
+    """``prices``, raised until every hop costs at least the sets that it enters, and those that it leaves."""
     scale = lcm(*(price.denominator for price in prices.values()))
     scale = lcm(scale, *(weight.denominator for sets in (entered, left) for weight in sets.values()))
     tolls = _Tolls(entered, left, scale)
@@ -405,16 +406,18 @@ def _high_enough(task: TreeTask, prices: Mapping[Arc, Fraction], entered: Sets, 
     for (i, row), j in product(enumerate(costs), range(len(costs))):
         toll = 0 if row[j] is None else tolls.of(old[i], old[j])
         if toll and not row[j]:
-            raise InternalError(f"the hop {old[i]} → {old[j]} is free, though it enters a set or leaves one")
+            raise InternalError(
+                f"the hop {old[i]} → {old[j]} has price 0, but enters or leaves a set of positive weight"
+            )
         times = max(times, Fraction(toll, row[j])) if toll else times
     return {arc: times * price / scale for arc, price in whole.items() if price}
 
 
 class _Tolls:
-    """What the sets that a hop enters, or those that it leaves, weigh together, whichever is more; in 1/``scale``."""
+    """The least valid price of a hop, in 1/``scale``: the larger weight of sets that it enters or leaves."""
 
     def __init__(self, entered: Sets, left: Sets, scale: int) -> None:
-        self.families: list[dict[int, dict[int, int]]] = []  # weight → vertex → the sets of that weight it is in, bits
+        self.families: list[dict[int, dict[int, int]]] = []  # weight → vertex → bits: its sets of that weight
         for sets in (entered, left):
             bits: dict[int, dict[int, int]] = {}
             for number, (some, weight) in enumerate(sets.items()):

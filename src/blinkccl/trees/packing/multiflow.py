@@ -1,14 +1,14 @@
-"""All-to-all: the greatest equal flow between every ordered pair of terminals at once.
+"""All-to-all: the greatest equal flow between all ordered pairs of terminals at once.
 
-A linear program over flows aggregated by source (N·|arcs| variables instead of N²·|arcs|). Where moves turn the
-network onto itself it has the sources of one terminal per orbit alone, and one capacity per orbit of arcs: of a ring,
-a torus, a hypercube or equal servers that is one source, however many ranks there are. The flow of any source follows
-by its move (:mod:`~blinkccl.trees.packing.symmetry`).
+This is a linear program over flows aggregated by source (N·|arcs| variables instead of N²·|arcs|). Symmetry shrinks it
+to one source per orbit of terminals, and one capacity per orbit of arcs. A ring, a torus, a hypercube or equal servers
+need one source for any number of ranks. The flow of any other source follows by its move
+(:mod:`~blinkccl.trees.packing.symmetry`).
 
-Several commodities have no integrality theorem, so the numbers are the LP's. Its prices are rounded, and what they
-prove is worked out exactly. Its flows are rounded up to units of a pair's flow; in these a maximum flow from each
-source is whole. The rate is then what the fullest arc allows: the optimum itself where the program's own numbers are
-fractions of small denominators, else within a hundredth of it wherever some number of units gives that.
+Several commodities have no integrality theorem, so the numbers come from the LP. Its prices are rounded, and their
+bound is computed exactly. Its flows are rounded up to units of a pair's flow, within which a maximum flow from each
+source is integral. The most loaded arc then gives the rate. It is the optimum itself if the numbers of the program are
+fractions with small denominators. Otherwise it is within a hundredth of the optimum, if some number of units allows it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from blinkccl.trees.packing.oracles import cheapest_ways
 from blinkccl.trees.packing.solver import Entries, Model, solve, solve_with_duals
 from blinkccl.trees.packing.symmetry import Symmetry, arc_orbits, symmetry_of
 
-#: A linear program of more columns is not waited for: of so many it takes up to twenty seconds.
+#: Most columns of the linear program, which then takes up to twenty seconds.
 MOST_COLUMNS = 40_000
-#: A pair's flow is cut into at most so many units where that has the optimum itself.
+#: Most units of a pair's flow for a solution with the optimum itself.
 LARGEST_DENOMINATOR = 5000
-#: Units of a pair's flow that are tried where it has not, and the part of the bound that is enough.
+#: Units of a pair's flow to try otherwise, and the sufficient fraction of the bound.
 UNITS = (64, 128, 256, 512, 1024, 2048, 4096)
 NEAR = Fraction(99, 100)
-#: What a whole number of units in the solver's solution may be too much.
+#: Tolerance above an integer number of units in the solver's solution.
 ROUNDING = 1e-4
-#: What a way into transit costs, where one to a terminal, which stores and forwards, costs 1.
+#: Cost of an arc into transit; an arc to a terminal, which stores and forwards, costs 1.
 TRANSIT = 1 / 16
-#: Prices with a greater common denominator are too long to write down.
+#: Prices with a larger common denominator are too long for a plan.
 LARGEST_COMMON = 10**60
 
 
 @dataclass(frozen=True)
 class Multiflow:
-    """``rate`` per ordered pair of terminals, and prices that prove that ``bound`` is not passed.
+    """Flows of ``rate`` per ordered pair of terminals, and prices that prove ``bound``.
 
-    ``templates`` are the paths from the terminals of ``symmetry.roots``; each pair's carry ``units`` in total.
+    ``templates`` are the paths from the terminals of ``symmetry.roots``; those of a pair carry ``units`` in total.
     """
 
     rate: Fraction
@@ -60,7 +60,7 @@ class Multiflow:
     symmetry: Symmetry
 
     def paths(self, source: int, sink: int) -> list[UnitPath]:
-        """The paths from one terminal to another, with the units that take them."""
+        """The paths from one terminal to another, with their units."""
         root, move = self.symmetry.home[source]
         ways = self.templates[root, self._back[move][sink]]
         return [(tuple(move[v] for v in way), units) for way, units in ways]
@@ -71,9 +71,9 @@ class Multiflow:
 
 
 def all_to_all(network: FlowNetwork) -> Multiflow:
-    """The maximum concurrent flow of equal demands between all terminals; PackingError if they are not connected.
+    """The maximum concurrent flow of equal demands between all terminals. PackingError if they are not connected.
 
-    Cost: the program, and a maximum flow from each root for each number of units that is tried.
+    Cost: the program, and a maximum flow from each root per tried number of units.
     """
     for within in (network, network.reversed()):
         if any(t not in cheapest_ways(within, {}, 0)[0] for t in range(network.terminals)):
@@ -94,10 +94,11 @@ def all_to_all(network: FlowNetwork) -> Multiflow:
 
 
 def price_bound(network: FlowNetwork, prices: Mapping[Arc, Fraction], roots: Sequence[int], moves: int) -> Fraction:
-    """Σ c·y / Σ over ordered pairs of their distance under y: no equal all-to-all flow is faster.
+    """A bound on the rate of equal all-to-all flows: Σ c·y / Σ of the distance under y over ordered pairs.
 
-    Prices are such as ``moves`` keep, so many of each root. Whole prices: sums of fractions are slow.
+    Prices must be invariant under the symmetry, so each of ``roots`` counts ``moves`` times.
     """
+    # Sums of fractions are slow, so prices are scaled to integers.
     scale = lcm(*(price.denominator for price in prices.values()))
     whole = {arc: int(price * scale) for arc, price in prices.items()}
     cost = 0
@@ -105,12 +106,12 @@ def price_bound(network: FlowNetwork, prices: Mapping[Arc, Fraction], roots: Seq
         distance, _ = cheapest_ways(network, whole, root)
         cost += moves * sum(distance[t][0] for t in range(network.terminals))
     if cost <= 0:
-        raise InternalError("prices that cost nothing prove nothing")
+        raise InternalError("the prices prove no bound: all pairs have distance 0")
     return Fraction(sum(network.capacity[arc] * price for arc, price in whole.items()), cost)
 
 
 class WholeFlows(NamedTuple):
-    """Flows of whole ``units`` from each root to every other terminal, and the ``rate`` per pair at which they fit."""
+    """Integer flows of ``units`` from each root to every other terminal, and their ``rate`` per pair."""
 
     rate: Fraction
     units: int
@@ -118,9 +119,9 @@ class WholeFlows(NamedTuple):
 
 
 class _Folded:
-    """The program of one source per orbit of terminals, with one capacity per orbit of arcs.
+    """The program with one source per orbit of terminals, and one capacity per orbit of arcs.
 
-    ``times[o]``: a unit on an arc of orbit o is so many units on each of its arcs, once all moves are made.
+    A unit on one arc of orbit o becomes ``times[o]`` units on each arc of o when all moves are applied.
     """
 
     def __init__(self, network: FlowNetwork) -> None:
@@ -132,9 +133,9 @@ class _Folded:
         self.times = {name: len(self.symmetry.moves) // size[name] for name in self.row}
 
     def fullest(self) -> NearFlows:
-        """The flows that keep the fullest arc busy for the least time, and the prices that prove it.
+        """The flows that keep the most loaded arc busy for the least time, and the prices that prove it.
 
-        The program counts in what the widest arc takes for a unit, as tolerances of solvers are absolute.
+        The unit of time is that of one unit on the widest arc, because tolerances of solvers are absolute.
         """
         widest = max(self.network.capacity.values())
         busy = {row: -self.network.capacity[name] / widest for name, row in self.row.items()}
@@ -145,24 +146,24 @@ class _Folded:
         return NearFlows(values[-1] / widest, self._by_root(values), prices)
 
     def shortest(self, bound: Fraction) -> list[dict[Arc, float]] | None:
-        """Of the flows at this rate those of the fewest hops, then arcs; None where there are none."""
+        """Flows of this rate with the fewest hops, then the fewest arcs; None if there are none."""
         room = [float(self.network.capacity[name] / bound) for name in self.row]
         hops = [1.0 if v < self.network.terminals else TRANSIT for _, v in self.arcs]
         values = solve(self._model([], room, hops * len(self.symmetry.roots)))
         return None if values is None else self._by_root(values)
 
     def _by_root(self, values: Sequence[float]) -> list[dict[Arc, float]]:
-        """The flow of each root by arc, in units of a pair's."""
+        """The flow of each root by arc, in units of a pair's flow."""
         count = len(self.arcs)
         return [dict(zip(self.arcs, values[i * count :], strict=False)) for i in range(len(self.symmetry.roots))]
 
     @property
     def columns(self) -> int:
-        """Flows of roots on arcs."""
+        """Number of variables: a flow per root and arc."""
         return len(self.symmetry.roots) * len(self.arcs)
 
     def _model(self, more: list[Entries], room: list[float], cost: list[float]) -> Model:
-        """Rows: orbits of arcs, at most ``room``, then what arrives of each root's flow at each vertex."""
+        """The program. Its rows are orbits of arcs, at most ``room``, then the net inflow per root and vertex."""
         network, first = self.network, len(self.row)
         columns: list[Entries] = []
         lower: list[float | None] = [None] * first
@@ -175,30 +176,30 @@ class _Folded:
                 if v != root:
                     column[first + i * network.n + v] = 1
                 columns.append(column)
-            # What a root sends is whatever the others take: its own row stays empty.
+            # The other rows determine the outflow of a root, so its own row stays empty.
             lower += [int(v < network.terminals and v != root) for v in range(network.n)]
         return Model([*columns, *more], lower, [*room, *lower[first:]], cost)
 
     def narrowest(self) -> Iterator[dict[Arc, float]]:
-        """Prices of what leaves the terminal that can send least, and of what enters the one that can take least."""
+        """Price 1 on the arcs out of the terminal with least capacity out; then on those into the one with least in."""
         for end in (0, 1):
             width = dict.fromkeys(self.symmetry.roots, 0)
             for u, v, c in self.network.arcs:
                 if (u, v)[end] in width:
                     width[(u, v)[end]] += c
             narrow = min(width, key=width.__getitem__)
-            alike = {move[narrow] for move in self.symmetry.moves}
-            yield {arc: float(arc[end] in alike) for arc in self.arcs}
+            orbit = {move[narrow] for move in self.symmetry.moves}
+            yield {arc: float(arc[end] in orbit) for arc in self.arcs}
 
     def proof(self, offered: Sequence[Mapping[Arc, float]], rate: float) -> tuple[Fraction, dict[Arc, Fraction]]:
-        """Of roundings of prices that which proves the least bound, and this bound."""
+        """The least bound that roundings of the offered prices prove, and these prices."""
         best: tuple[Fraction, dict[Arc, Fraction]] | None = None
         for rounded in itertools.chain.from_iterable(map(_roundings, offered)):
             prices = {arc: y for arc, y in rounded.items() if y > 0}
             try:
                 bound = price_bound(self.network, prices, self.symmetry.roots, len(self.symmetry.moves))
             except InternalError:
-                continue  # every price that mattered was rounded away
+                continue  # all essential prices were rounded to 0
             if best is None or bound < best[0]:
                 best = bound, prices
             if float(bound) - rate <= 1e-9 * rate:
@@ -207,7 +208,7 @@ class _Folded:
         return best
 
     def in_units(self, flows: list[dict[Arc, float]], bound: Fraction, busy: float) -> WholeFlows:
-        """Whole flows that follow ``flows``: at the bound in their own units, else near it in few, or the fastest."""
+        """Integer flows close to ``flows``, with the bound as rate, or near it in few units, or the fastest."""
         for units in (*_least_whole(flows, Fraction(1)), *_least_whole(flows, bound)):
             exact = self._whole(flows, units)
             if exact.rate == bound:
@@ -232,7 +233,7 @@ class _Folded:
 
 
 def _roundings(prices: Mapping[Arc, float]) -> Iterator[dict[Arc, Fraction]]:
-    """Prices, as parts of the largest, in short fractions, each with its own denominator; then all with the same."""
+    """Prices as fractions of the largest one: each with its own small denominator, then all with the same."""
     top = max(prices.values())
     prices = {arc: y / top for arc, y in prices.items()}
     for denominator in (1, 2, 3, 4, 6, 12, 60, 120, 840):
@@ -244,7 +245,7 @@ def _roundings(prices: Mapping[Arc, float]) -> Iterator[dict[Arc, Fraction]]:
 
 
 def _least_whole(flows: list[dict[Arc, float]], whole: Fraction) -> Iterator[int]:
-    """The least number of units in which these flows are whole, if few make ``whole`` pairs' flows."""
+    """The least multiple of ``whole`` that is an integer and makes all ``flows`` integers, if the factor is small."""
     scale = whole.denominator
     for x in dict.fromkeys(x for flow in flows for x in flow.values()):
         scale = lcm(scale, Fraction(x * float(whole)).limit_denominator(LARGEST_DENOMINATOR).denominator)
@@ -254,7 +255,7 @@ def _least_whole(flows: list[dict[Arc, float]], whole: Fraction) -> Iterator[int
 
 
 def _rounded(network: FlowNetwork, root: int, flow: Mapping[Arc, float], units: int) -> dict[Arc, int]:
-    """A flow of whole units to every terminal, on each arc no more than ``flow`` rounded up."""
+    """An integer flow of ``units`` to every terminal, at most ``flow`` rounded up on each arc."""
     graph, total = FlowGraph(network.n + 1), units * (network.terminals - 1)
     edges = {(u, v): graph.add(u, v, ceil(x * units - ROUNDING)) for (u, v), x in flow.items() if x * units > ROUNDING}
     for t in range(network.terminals):
@@ -265,13 +266,13 @@ def _rounded(network: FlowNetwork, root: int, flow: Mapping[Arc, float], units: 
     return {arc: graph.flow(edge) for arc, edge in edges.items() if graph.flow(edge)}
 
 
-# Taking a flow apart into paths.
-#: Vertices from the first to the last, and how many units take this way.
+# Decomposition of a flow into paths.
+#: The vertices of a path, and its units.
 UnitPath = tuple[tuple[int, ...], int]
 
 
 def decompose(flow: Mapping[Arc, int], supply: Mapping[int, int], sink: int) -> dict[int, list[UnitPath]]:
-    """Paths of ``supply[v]`` units from each ``v`` to ``sink`` within ``flow``; shortest ones, so without cycles."""
+    """Paths of ``supply[v]`` units from each ``v`` to ``sink`` within ``flow``: shortest ones, so without cycles."""
     left = {arc: units for arc, units in flow.items() if units > 0}
     successors: dict[int, list[int]] = {}
     for u, v in sorted(left):
@@ -308,23 +309,23 @@ def _shortest(source: int, sink: int, left: Mapping[Arc, int], successors: Mappi
     return tuple(reversed(followed(parent, sink, source)))
 
 
-# All-to-all among many terminals that are not alike, near the optimum: a linear program would take hours.
+# All-to-all near the optimum, among many terminals without symmetry, for which a linear program would take hours.
 #
-# Prices of arcs grow with what they carry (Garg and Könemann 1998, Fleischer 2000). In each round every source sends a
-# unit to every terminal along the cheapest ways, and those that come later avoid what has become dear. The mean of a
-# stage's rounds is a flow. A stage begins with the prices of the one before, which have learnt which arcs are narrow.
-# How far from the optimum the flow is, its prices prove.
-#: By how much the price of the fullest arc grows in a round of a stage, and the stage's part of all rounds.
+# Prices of arcs grow with their load (Garg and Könemann 1998, Fleischer 2000). In each round every source sends a unit
+# to every terminal along the cheapest paths; later ones avoid arcs that have become expensive. The mean of a stage's
+# rounds is a flow. A stage begins with the prices of the stage before, which are already higher on narrow arcs. The
+# prices also prove the distance of the flow from the optimum.
+#: Growth of the price of the most loaded arc per round of a stage, and the stage's fraction of all rounds.
 STAGES = ((0.5, 0.05), (0.1, 0.15), (0.03, 0.3), (0.01, 0.5))
-#: Rounds of these stages: at most, at least, and as many arcs as all rounds may look at, half a minute of a core.
+#: Most and fewest rounds of these stages; most arcs visited in all rounds, half a minute of a core.
 MOST_ROUNDS, LEAST_ROUNDS, MOST_ARCS = 240, 20, 30_000_000
-#: A flow of this part of what its prices prove is near enough: in whole units it loses up to a hundredth.
+#: The sufficient fraction of the bound proved by the prices. Integer units later lose up to a hundredth.
 NEAR_ENOUGH = 0.965
 
 
 @dataclass(frozen=True, slots=True)
 class NearFlows:
-    """``by_root``: each root's flow by arc, a unit to every terminal; ``busy``: how long the fullest arc takes."""
+    """Flows of a unit from each root to every terminal, by arc; ``busy`` is the time of the most loaded arc."""
 
     busy: float
     by_root: list[dict[Arc, float]]
@@ -334,10 +335,10 @@ class NearFlows:
 def near_flows(
     network: FlowNetwork, roots: Sequence[int], orbit: Mapping[Arc, Arc], times: Mapping[Arc, int]
 ) -> NearFlows:
-    """Flows from one root per orbit, of which each unit on an arc of orbit o is ``times[o]`` on all arcs of o.
+    """Flows from one root per orbit. A unit on an arc of orbit o counts as ``times[o]`` units on all arcs of o.
 
-    The prices are equal in an orbit. Where :data:`STAGES` do not come near, longer stages like the last follow.
-    Cost: a Dijkstra per root and round.
+    Prices are equal within an orbit. If :data:`STAGES` do not come near, longer stages like the last one follow.
+    Cost: a Dijkstra run per root and round.
     """
     market = _Market(network, roots, orbit, times)
     left = MOST_ARCS // (len(roots) * len(network.arcs))
@@ -352,7 +353,7 @@ def near_flows(
 
 
 class _Market:
-    """The price of each orbit, and the best proof so far of how long the fullest arc is ``busy`` at least."""
+    """Prices of orbits, and the best proved lower bound so far of the time ``busy`` of the most loaded arc."""
 
     def __init__(
         self, network: FlowNetwork, roots: Sequence[int], orbit: Mapping[Arc, Arc], times: Mapping[Arc, int]
@@ -363,7 +364,7 @@ class _Market:
         self.busy = 0.0
 
     def stage(self, growth: float, rounds: int) -> NearFlows:
-        """The mean of so many rounds, and of their prices."""
+        """The mean flow of ``rounds`` rounds, and their mean prices."""
         flows: list[dict[Arc, float]] = [{} for _ in self.roots]
         mean = dict.fromkeys(self.room, 0.0)
         for _ in range(rounds):
@@ -384,7 +385,7 @@ class _Market:
         )
 
     def _send(self, root: int, flow: dict[Arc, float], growth: float) -> float:
-        """A unit to every terminal along a tree of cheapest ways is added to ``flow``; what that costs."""
+        """Add to ``flow`` a unit to every terminal along a tree of cheapest paths, and return its cost."""
         prices = {arc: self.price[name] for arc, name in self.orbit.items()}
         distance, parent = cheapest_ways(self.network, prices, root)
         below = {v: int(v < self.network.terminals) for v in distance}
@@ -393,7 +394,7 @@ class _Market:
                 u = parent[v]
                 below[u] += below[v]
                 flow[u, v] = flow.get((u, v), 0.0) + below[v]
-                if self.busy:  # else nothing says yet how full an arc may be
+                if self.busy:  # the first round only measures
                     name = self.orbit[u, v]
                     self.price[name] *= 1 + growth * below[v] / (self.room[name] * self.busy)
         return float(sum(cost for v, (cost, _) in distance.items() if v < self.network.terminals))

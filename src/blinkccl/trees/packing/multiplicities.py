@@ -1,7 +1,7 @@
-"""Whole multiplicities for columns of any kind: short weights instead of a basis' long fractions.
+"""Integer multiplicities for columns of any kind, instead of the large denominators of a basis.
 
-The exact basis of a linear program has weights like 59339/10³³; chunks want multiples of 1/p. An integer program
-over the columns that generation met looks for them, at the optimum p/q first scaled by q, then by 2q, 3q, …
+The exact basis of a linear program has weights like 59339/10³³, but chunks need multiples of 1/p. An integer program
+over the generated columns searches for such weights. It scales the optimum p/q first by q, then by 2q, 3q, …
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from blinkccl.trees.packing.columns import Column, ExactPacking, fits
 from blinkccl.trees.packing.network import Arc
 from blinkccl.trees.packing.solver import Entries, Model, UndecidedError, decide, solve, whole
 
-#: Multiples of the optimum's own scale that are tried.
+#: Multiples of q to try.
 MULTIPLES = (1, 2, 3)
-#: Columns handed to the integer program when a packing is to be rounded, those of its basis first.
+#: Most columns in the integer program that rounds a packing, those of its basis first.
 MOST_COLUMNS = 160
 
 
 def rounded(
     packing: ExactPacking, capacity: Mapping[Arc, int], demand: Sequence[Fraction]
 ) -> list[tuple[Column, Fraction]]:
-    """The packing with whole weights in its own or a finer scale where they are found, else as it is."""
+    """The packing with integer weights in its own or a finer scale if found, else unchanged."""
     basis = [column for column, _ in packing.columns]
     others = [column for column in packing.pool if column not in basis]
     columns = [*basis, *others[: max(0, MOST_COLUMNS - len(basis))]]
@@ -37,19 +37,19 @@ def whole_weights(
     node_limit: int = 20,
     multiples: Sequence[int] = MULTIPLES,
 ) -> list[tuple[Column, Fraction]] | None:
-    """Weights that reach ``rate`` and are multiples of 1/(k·q), q its denominator, k as small as found.
+    """Weights that reach ``rate`` and are multiples of 1/(k·q), with q its denominator and k the least found.
 
-    None where none of ``multiples`` works out; the weights are checked in integers before they are returned. Where one
-    is not decided, finer ones are not tried: they have more choices, and were never decided after it.
+    None if no k in ``multiples`` has a solution. The weights are checked in integers before they are returned. After an
+    undecided k, no larger one is tried: it has more choices, and none was ever decided.
     """
     for multiple in multiples if columns else ():
         scale = rate.denominator * multiple
-        wanted = [d * rate * scale for d in demand]
-        if any(units.denominator != 1 for units in wanted):
+        demanded = [d * rate * scale for d in demand]
+        if any(units.denominator != 1 for units in demanded):
             continue
         try:
             units = whole_units(
-                columns, {a: c * scale for a, c in capacity.items()}, [int(x) for x in wanted], node_limit
+                columns, {a: c * scale for a, c in capacity.items()}, [int(x) for x in demanded], node_limit
             )
         except UndecidedError:
             return None
@@ -66,9 +66,9 @@ def whole_units(
     *,
     relaxed_first: bool = False,
 ) -> list[tuple[Column, int]] | None:
-    """Columns with ``wanted`` whole units per group, or None; UndecidedError where ``node_limit`` does not tell.
+    """Columns with ``wanted`` integer units per group, or None. UndecidedError if ``node_limit`` does not suffice.
 
-    ``relaxed_first`` asks a linear program first: faster.
+    ``relaxed_first`` solves the linear relaxation first, which is faster.
     """
     arcs = sorted(capacity)
     row = {arc: len(wanted) + i for i, arc in enumerate(arcs)}

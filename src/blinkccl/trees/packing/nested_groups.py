@@ -1,10 +1,11 @@
-"""In-trees that combine in one given order, packed beside out-trees, and the search for an order that packs well.
+"""In-trees that reduce in one given order, packed together with out-trees, and the search for a fast order.
 
-A :class:`NestedGroup` says who is combined with whom: its members and the results of the groups below it become one
-operand. An in-tree that does so chooses a *head* in every group: the other members send to it, so do the heads of the
-groups below, and the top's head is the root. So a star at any member is the same group, a chain is a group in a group
-in a group, and every in-tree has the groups that it makes, one per inner vertex. The cheapest heads under given prices
-are found from below, exactly; so column generation packs what a group allows, and prices prove that it is all.
+A :class:`NestedGroup` defines the order of a reduction: its members and the results of the groups below it become one
+operand. An in-tree in this order has a *head* in every group. The other members and the heads of the groups below send
+to the head; the head of the top group is the root. So stars at any member are the same group, and a chain is a group in
+a group in a group. Every in-tree defines its groups, one per inner vertex. The cheapest heads under given prices are
+computed exactly, from the lowest groups up. So column generation finds the best packing of a group, and prices prove
+it.
 """
 
 from __future__ import annotations
@@ -25,41 +26,41 @@ from blinkccl.trees.packing.columns import Column, ExactPacking, Oracle, Prices,
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hops, followed, hops_along, turned
 from blinkccl.trees.packing.oracles import cheapest_hops, cheapest_tree, cheapest_ways, column_of, loads_of
 
-#: Cost of the cheapest hop between two terminals, None where there is none; and the hop.
+#: Cost of the cheapest hop between two terminals; None without one.
 _Costs = Sequence[Sequence[Any]]
 _Array = NDArray[np.float64]
-#: Of floats, beside which rates count as equal.
+#: Relative difference of floats up to which rates count as equal.
 ROUNDING = 1e-9
-#: Packings whose prices are kept, the last ones.
+#: Number of latest packings whose prices are kept.
 LIMITS = 8
-#: Fewer tries are saved for steps to higher rates.
+#: With fewer tries, the search makes only steps to higher rates.
 FEW = 100
-#: Neighbours that are looked at in all, and at once before any of them is packed: a look is a hundredth of a packing.
+#: Most neighbours examined in all, and per batch before a packing; one costs a hundredth of a packing.
 LOOKS, BATCH = 12_000, 200
-#: From an in-tree's root: to all terminals (None), or to one of them.
+#: Destination of the result: all terminals (None), or one of them.
 Target = int | None
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class NestedGroup:
-    """``members`` are terminals, at least one, rising; with the groups ``below`` they are at least two operands."""
+    """At least two operands: terminals ``members`` (one or more, ascending), and groups ``below``."""
 
     members: tuple[int, ...]
     below: tuple[NestedGroup, ...] = ()
 
     def heads(self, cost: _Costs) -> dict[int, tuple[Any, tuple[Arc, ...]]]:
-        """For every member that can be the head: the least cost of an in-tree to it, and its arcs between terminals."""
+        """For every possible head, the least cost of an in-tree to it, and the tree's arcs between terminals."""
         done: dict[int, dict[int, tuple[Any, tuple[Arc, ...]]]] = {}
         for group in self.upward():
             done[id(group)] = {
-                head: found
+                head: tree
                 for head in group.members
-                if (found := _collected(group, head, [done[id(each)] for each in group.below], cost)) is not None
+                if (tree := _collected(group, head, [done[id(each)] for each in group.below], cost)) is not None
             }
         return done[id(self)]
 
     def in_trees(self, cost: _Costs) -> int:
-        """How many in-trees there are."""
+        """The number of in-trees."""
         done: dict[int, dict[int, int]] = {}
         for group in self.upward():
             done[id(group)] = ways = {}
@@ -72,7 +73,7 @@ class NestedGroup:
         return sum(done[id(self)].values())
 
     def upward(self) -> list[NestedGroup]:
-        """All groups, those below before those above; without recursion, since chains are deep."""
+        """All groups, lower ones first. Not recursive, because chains are deep."""
         order = [self]
         for group in order:
             order += group.below
@@ -82,7 +83,7 @@ class NestedGroup:
 def _collected(
     group: NestedGroup, head: int, below: Sequence[Mapping[int, tuple[Any, tuple[Arc, ...]]]], cost: _Costs
 ) -> tuple[Any, tuple[Arc, ...]] | None:
-    """The cheapest in-tree of ``group`` to ``head``; None where somebody has no hop to it."""
+    """Cost and arcs of the cheapest in-tree of ``group`` to ``head``; None if a sender has no hop to it."""
     total: Any = 0
     arcs: list[Arc] = []
     for member in group.members:
@@ -92,19 +93,19 @@ def _collected(
             total += cost[member][head]
             arcs.append((member, head))
     for heads in below:
-        ways = [(spent + cost[v][head], v, found) for v, (spent, found) in heads.items() if cost[v][head] is not None]
+        ways = [(spent + cost[v][head], v, tree) for v, (spent, tree) in heads.items() if cost[v][head] is not None]
         if not ways:
             return None
-        spent, v, found = min(ways, key=lambda way: (way[0], way[1]))
+        spent, v, tree = min(ways, key=lambda way: (way[0], way[1]))
         total += spent
-        arcs += [*found, (v, head)]
+        arcs += [*tree, (v, head)]
     return total, tuple(arcs)
 
 
 def grouped_oracle(network: FlowNetwork, group: NestedGroup, targets: Sequence[Target]) -> Oracle:
-    """A group of columns per target; a column is an in-tree of ``group`` and what leads from its root to the target.
+    """A group of columns per target. A column is an in-tree of ``group`` and the hops from its root to the target.
 
-    The payload is (root, hops of the in-tree, hops onward). PackingError if no in-tree can be made.
+    The payload is (root, hops of the in-tree, hops onward). PackingError if there is no in-tree.
     """
 
     def oracle(prices: Prices) -> list[Column]:
@@ -112,7 +113,7 @@ def grouped_oracle(network: FlowNetwork, group: NestedGroup, targets: Sequence[T
         columns = []
         heads = group.heads(cost)
         if not heads:
-            raise PackingError(f"no member of {group.members} can be reached by all who send to it")
+            raise PackingError(f"no member of {group.members} can be the head: each lacks a path from some sender")
         for root, (_, arcs) in heads.items():
             up = tuple(hop(u, v) for u, v in arcs)
             parent = cheapest_ways(network, prices, root)[1] if any(t is not None for t in targets) else {}
@@ -131,9 +132,9 @@ def grouped_oracle(network: FlowNetwork, group: NestedGroup, targets: Sequence[T
 def pack_group(
     network: FlowNetwork, group: NestedGroup, targets: Sequence[Target] = (None,), bound: Fraction | None = None
 ) -> ExactPacking | None:
-    """The most that in-trees of ``group`` carry, each target an equal part of it; None if there is no such in-tree.
+    """The best packing of in-trees of ``group``, with an equal part per target; None if there is no in-tree.
 
-    ``bound``: a rate that is proved to be no less than the answer.
+    ``bound`` is a proved upper bound on the rate.
     """
     if not group.heads(cheapest_hops(network, dict.fromkeys(network.capacity, 1))[0]):
         return None
@@ -144,29 +145,29 @@ def pack_group(
 def best_group(
     network: FlowNetwork, starts: Sequence[NestedGroup], bound: Fraction, tries: int
 ) -> tuple[NestedGroup, Fraction]:
-    """The group with the highest rate that is found in ``tries`` packings, climbing from the best of ``starts``.
+    """The group with the highest rate found in ``tries`` packings, by hill climbing from ``starts``.
 
-    A step moves one terminal, or makes one group of two, or lets a group and the one above it change places. Where none
-    raises the rate, one to a group with more in-trees does, unless tries are few. Neighbours whose rate :class:`Limits`
-    shows to be no higher are not packed. It ends at ``bound``, or after :data:`LOOKS` at neighbours. PackingError if no
-    start has an in-tree.
+    A step moves one terminal, merges a group with the group above it, or exchanges the two. If no step
+    raises the rate, a step to a group with more in-trees is made, unless tries are few. A neighbour is not packed if
+    :class:`Limits` show that its rate is no higher. The search ends at ``bound``, or after :data:`LOOKS` neighbours.
+    PackingError if no start has an in-tree.
     """
     search = _GroupSearch(network, bound, tries)
     ranked = sorted(search.worthwhile(starts), key=search.rate, reverse=True)
     best = ranked[0]
     for start in ranked:
-        reached = search.climbed(start)
-        if search.rate(reached) > search.rate(best):
-            best = reached
+        top = search.climbed(start)
+        if search.rate(top) > search.rate(best):
+            best = top
         if search.ended(best):
             break
     if not search.rate(best):
-        raise PackingError("in none of these groups can all be combined")
+        raise PackingError("in none of these groups can all contributions be reduced: some path is missing")
     return best, search.rate(best)
 
 
 class _GroupSearch:
-    """The rates that are known, and how many packings they may cost."""
+    """Hill climbing with a limited number of packings; it remembers all computed rates."""
 
     def __init__(self, network: FlowNetwork, bound: Fraction, tries: int) -> None:
         self._network, self._bound, self._tries = network, bound, tries
@@ -175,31 +176,31 @@ class _GroupSearch:
         self._limits, self._looks, self._few = Limits(network), 0, tries < FEW
 
     def rate(self, group: NestedGroup) -> Fraction:
-        """Zero where there is no in-tree, which costs no packing."""
+        """The rate of a group. It is 0 without an in-tree, which needs no packing."""
         if group not in self._rates:
             if not group.in_trees(self._ones):
                 return Fraction(0)
-            found = pack_group(self._network, group, bound=self._bound)
-            self._rates[group] = Fraction(0) if found is None else found.rate
-            if found is not None and found.prices:
-                self._limits.add(found.prices)
+            packing = pack_group(self._network, group, bound=self._bound)
+            self._rates[group] = Fraction(0) if packing is None else packing.rate
+            if packing is not None and packing.prices:
+                self._limits.add(packing.prices)
         return self._rates[group]
 
     def worthwhile(self, starts: Sequence[NestedGroup]) -> list[NestedGroup]:
-        """Each once; where tries are few, without those that cannot have a higher rate than one before them."""
-        found, best = list[NestedGroup](), 0.0
+        """Different starts; with few tries, only those that can have a higher rate than all before them."""
+        selected, best = list[NestedGroup](), 0.0
         for start in dict.fromkeys(starts):
             if not self._few or self._limits.of(start) > best * (1 + ROUNDING):
-                found.append(start)
+                selected.append(start)
                 best = max(best, float(self.rate(start)))
-        return found
+        return selected
 
     def ended(self, group: NestedGroup) -> bool:
-        """Whether nothing better can be found."""
+        """True if the bound or a limit of work is reached."""
         return self.rate(group) == self._bound or len(self._rates) >= self._tries or self._looks >= LOOKS
 
     def climbed(self, start: NestedGroup) -> NestedGroup:
-        """Step after step, to a group that no step makes better."""
+        """The local optimum reached from ``start``."""
         best: NestedGroup | None = start
         while best is not None:
             start = best
@@ -207,7 +208,7 @@ class _GroupSearch:
         return start
 
     def _step(self, group: NestedGroup) -> NestedGroup | None:
-        """A neighbour with a higher rate, of every batch the most promising first, or one beside the group."""
+        """A neighbour with a higher rate, most promising first in each batch; else one of equal rate, or None."""
         rate, left = float(self.rate(group)), list[NestedGroup]()
         every = neighbours(group)
         while not self.ended(group) and (batch := list(itertools.islice(every, BATCH))):
@@ -223,7 +224,7 @@ class _GroupSearch:
         return None if self._few else self._beside(group, left)
 
     def _beside(self, group: NestedGroup, left: Sequence[NestedGroup]) -> NestedGroup | None:
-        """One with as high a rate and more in-trees, the one with most of them."""
+        """The neighbour of equal rate with the most in-trees, if it has more than ``group``."""
         most = group.in_trees(self._ones)
         counts = sorted(((each.in_trees(self._ones), i) for i, each in enumerate(left)), key=lambda pair: -pair[0])
         for count, i in counts:
@@ -235,7 +236,7 @@ class _GroupSearch:
 
 
 class Limits:
-    """What no group's rate exceeds, by prices that proved others' rates: so most groups need no packing."""
+    """Upper bounds on rates of groups, by the prices of earlier packings, so that most groups need no packing."""
 
     def __init__(self, network: FlowNetwork) -> None:
         self._network = network
@@ -244,7 +245,7 @@ class Limits:
         self._heads: dict[NestedGroup, _Array] = {}
 
     def add(self, prices: Prices) -> None:
-        """Prices of another packing; those of the oldest are forgotten."""
+        """Add the prices of a packing; only the last :data:`LIMITS` are kept."""
         network, floats = self._network, {arc: float(price) for arc, price in prices.items()}
         cost, hop = cheapest_hops(network, floats)
         trees = [cheapest_tree(network, cost, hop, root) for root in range(network.terminals)]
@@ -258,14 +259,14 @@ class Limits:
         self._heads.clear()
 
     def of(self, group: NestedGroup) -> float:
-        """Zero where there is no in-tree, infinity where nothing is known."""
+        """Upper bound on the rate of ``group``: 0 without an in-tree, infinity before any packing."""
         if not self._kept:
             return inf
         least = (self._spent(group) + self._down[:, group.members]).min(axis=1)
         return float(min(worth / spent if spent > 0 else inf for worth, spent in zip(self._worth, least, strict=True)))
 
     def _spent(self, group: NestedGroup) -> _Array:
-        """By prices and members: the least cost of an in-tree whose head is this member."""
+        """Least cost of an in-tree by kept prices (rows) and head (columns)."""
         if group not in self._heads:
             members = np.array(group.members)
             total = self._cost[:, members[:, None], members].sum(axis=1)
@@ -276,18 +277,18 @@ class Limits:
         return self._heads[group]
 
 
-# Neighbours: groups in the making are (members, below) in lists' order, with members that may be none, and are tidied.
+# Neighbours. A raw group is (members, below) in any order and possibly without members; _tidied makes it a group.
 _Raw = tuple[tuple[int, ...], tuple[Any, ...]]
 _Place = tuple[int, ...]
 
 
 def neighbours(group: NestedGroup) -> Iterator[NestedGroup]:
-    """Groups that differ in one step, each once."""
-    seen = {group}
+    """Groups that differ by one step, without duplicates."""
+    yielded = {group}
     for raw in _steps(_raw(group)):
         tidy = _tidied(raw)
-        if tidy is not None and tidy not in seen:
-            seen.add(tidy)
+        if tidy is not None and tidy not in yielded:
+            yielded.add(tidy)
             yield tidy
 
 
@@ -302,12 +303,12 @@ def _steps(group: _Raw) -> Iterator[_Raw]:
             yield _put(rest, place, ((*members, terminal), below))
             yield _put(rest, place, ((terminal,), ((members, below),)))
             for other in members:
-                kept = tuple(v for v in members if v != other)
-                yield _put(rest, place, (kept, (*below, ((terminal, other), ()))))
+                others = tuple(v for v in members if v != other)
+                yield _put(rest, place, (others, (*below, ((terminal, other), ()))))
 
 
 def _with_the_one_above(group: _Raw, place: _Place) -> Iterator[_Raw]:
-    """The group at ``place`` and the one above it as one, and with their places changed."""
+    """The group at ``place`` merged with the one above it, then exchanged with it."""
     above, at = place[:-1], place[-1]
     members, below = _at(group, above)
     lower, under = below[at]
@@ -348,7 +349,7 @@ def _raw(group: NestedGroup) -> _Raw:
 
 
 def _tidied(raw: _Raw) -> NestedGroup | None:
-    """As a group: one operand alone is no group; None where groups have nobody to be the head."""
+    """The group of ``raw``; single operands move up. None if some group has no member as head."""
     members, below = list(raw[0]), []
     for each in raw[1]:
         if not each[0] and not each[1]:
@@ -366,26 +367,26 @@ def _tidied(raw: _Raw) -> NestedGroup | None:
 
 
 def group_of_tree(root: int, hops: Hops) -> NestedGroup:
-    """The groups that an in-tree makes: a vertex, the leaves that send to it, and the groups of its other senders."""
+    """The groups of an in-tree: an inner vertex, its leaf senders, and the groups of its other senders."""
     senders: dict[int, list[int]] = {}
     for hop in hops:
         senders.setdefault(hop[-1], []).append(hop[0])
     order = [root]
     for vertex in order:
         order += senders.get(vertex, ())
-    made: dict[int, NestedGroup] = {}
+    groups: dict[int, NestedGroup] = {}
     for vertex in reversed(order):
         if vertex in senders or vertex == root:
             leaves = [v for v in senders.get(vertex, ()) if v not in senders]
-            below = sorted(made[v] for v in senders.get(vertex, ()) if v in senders)
-            made[vertex] = NestedGroup(tuple(sorted([vertex, *leaves])), tuple(below))
-    return made[root]
+            below = sorted(groups[v] for v in senders.get(vertex, ()) if v in senders)
+            groups[vertex] = NestedGroup(tuple(sorted([vertex, *leaves])), tuple(below))
+    return groups[root]
 
 
 def wide_groups(network: FlowNetwork, most: int) -> list[NestedGroup]:
-    """The groups of in-trees over wide links, to each of the ``most`` terminals with the widest links in all.
+    """The groups of in-trees over wide links, to each of the ``most`` terminals with the largest total link width.
 
-    An order that has one in-tree alone is as fast as its narrowest link, so a link costs the square of what it lacks.
+    An order with a single in-tree is as fast as its narrowest link, so a link costs 1 / width².
     """
     backward = network.reversed()
     cost = {(v, u): Fraction(1, width**2) for (u, v), width in network.capacity.items()}
@@ -397,10 +398,11 @@ def wide_groups(network: FlowNetwork, most: int) -> list[NestedGroup]:
 
 
 def clique_groups(network: FlowNetwork, most: int, among: Sequence[int] | None = None) -> NestedGroup:
-    """Groups of up to ``most`` terminals that are all near each other, as a tree of the groups; of ``among`` (all).
+    """A tree of groups of up to ``most`` terminals that are near each other; ``among`` are the terminals (None: all).
 
-    Near are those with hops both ways over as few links as any hop has. Cliques are grown from who has the fewest near
-    ones left, each by who has most of them in common.
+    Two terminals are near if hops in both directions have the fewest links of all hops. A clique starts at the terminal
+    with the fewest near ones left. It grows by terminals near all members, that with the most near ones in common with
+    the first member first.
     """
     cost, hop = cheapest_hops(network, dict.fromkeys(network.capacity, 1))
     every = range(network.terminals) if among is None else among
@@ -426,10 +428,10 @@ def clique_groups(network: FlowNetwork, most: int, among: Sequence[int] | None =
 
 
 def _as_tree(cliques: Sequence[Sequence[int]], near: Mapping[int, set[int]]) -> NestedGroup:
-    """The cliques as a tree, grown from the one with most hops to others by the one with most hops to those in it."""
+    """A tree of the cliques. It starts at the clique with most hops, and grows by the one with most hops to it."""
 
     def hops(a: int, b: int) -> int:
-        """How many members of ``b`` some member of ``a`` has a hop to: so many heads have somebody to send to."""
+        """Members of one clique near a member of the other, in the worse direction: the possible heads to send to."""
         return min(sum(any(v in near[u] for u in cliques[x]) for v in cliques[y]) for x, y in ((a, b), (b, a)))
 
     every = range(len(cliques))

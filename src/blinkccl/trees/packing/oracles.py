@@ -1,7 +1,7 @@
 """Oracles: the cheapest tree, pair of trees or bundle of paths under given prices.
 
-Terminals may relay and copy; a hop between two terminals may cross any number of transit vertices but no
-terminal, so a tree costs what its unicast hops cost. With Fractions as prices the answer is exact.
+Terminals may relay and copy. A hop between two terminals may cross any number of transit vertices, but no terminal. So
+the cost of a tree is the sum of the costs of its unicast hops. With Fractions as prices the answer is exact.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops, followed
 
 
 def cheapest_hops(network: FlowNetwork, prices: Prices) -> tuple[list[list[Any]], Callable[[int, int], Hop]]:
-    """Cost of the cheapest hop between every two terminals, and a function that gives the hop itself.
+    """Costs of the cheapest hops between terminals (None without one), and a function that returns the hop itself.
 
-    Ties go to fewer links. Cost: one Dijkstra per terminal over the transit part.
+    Ties go to fewer links. Cost: one Dijkstra run per terminal over the transit part.
     """
     size = network.terminals
     cost: list[list[Any]] = [[None] * size for _ in range(size)]
@@ -39,9 +39,9 @@ def cheapest_hops(network: FlowNetwork, prices: Prices) -> tuple[list[list[Any]]
 def cheapest_ways(
     network: FlowNetwork, prices: Prices, source: int, *, past_terminals: bool = True
 ) -> tuple[dict[int, tuple[Any, int]], dict[int, int]]:
-    """Price and links of the cheapest way from ``source`` to every vertex, and the vertex before each on it.
+    """Price and number of links of the cheapest path from ``source`` to every vertex, and each predecessor.
 
-    Dijkstra's algorithm; ties go to fewer links. Unless ``past_terminals``, a way ends at its first terminal.
+    Dijkstra's algorithm; ties go to fewer links. Unless ``past_terminals``, a path ends at its first terminal.
     """
     distance: dict[int, tuple[Any, int]] = {source: (0, 0)}
     parent: dict[int, int] = {}
@@ -60,22 +60,22 @@ def cheapest_ways(
 
 
 def loads_of(hops: Hops) -> Counter[Arc]:
-    """How many times each arc is crossed."""
+    """Number of crossings of each arc."""
     return Counter(arc for hop in hops for arc in itertools.pairwise(hop))
 
 
 def column_of(group: int, loads: Mapping[Arc, int], payload: Any) -> Column:
-    """A column with these loads."""
+    """A column with sorted ``loads``."""
     return Column(group, tuple(sorted(loads.items())), payload)
 
 
 def cheapest_tree_from(network: FlowNetwork, prices: Prices, root: int) -> Hops:
-    """The cheapest out-tree over all terminals from ``root``, shallow where prices leave a choice."""
+    """The cheapest out-tree over all terminals from ``root``. With symmetric costs, ties go to shallow trees."""
     return cheapest_tree(network, *cheapest_hops(network, prices), root)
 
 
 def cheapest_tree(network: FlowNetwork, cost: list[list[Any]], hop: Callable[[int, int], Hop], root: int) -> Hops:
-    """:func:`cheapest_tree_from`, given the cost of every hop and its way."""
+    """The tree of :func:`cheapest_tree_from`, from the results of :func:`cheapest_hops`."""
     size = network.terminals
     clock.look()
     if all(cost[u][v] == cost[v][u] for u in range(size) for v in range(u)):
@@ -88,7 +88,7 @@ def cheapest_tree(network: FlowNetwork, cost: list[list[Any]], hop: Callable[[in
 
 
 def out_tree_oracle(network: FlowNetwork, roots: Sequence[int]) -> Oracle:
-    """One group per root; its columns are out-trees over all terminals. The payload is the hops."""
+    """An oracle with one group per root. Columns are out-trees over all terminals; the payload is the hops."""
 
     def oracle(prices: Prices) -> list[Column]:
         hops = cheapest_hops(network, prices)
@@ -99,9 +99,9 @@ def out_tree_oracle(network: FlowNetwork, roots: Sequence[int]) -> Oracle:
 
 
 def in_and_out_oracle(network: FlowNetwork, roots: Sequence[int] | None = None) -> Oracle:
-    """One group; a column of AllReduce for each of ``roots`` (default: all terminals).
+    """An oracle with one group, and a column of AllReduce for each of ``roots`` (default: all terminals).
 
-    Its payload is (root, hops of the in-tree, of the out-tree).
+    The payload is (root, hops of the in-tree, hops of the out-tree).
     """
     backward = network.reversed()
 
@@ -119,9 +119,9 @@ def in_and_out_oracle(network: FlowNetwork, roots: Sequence[int] | None = None) 
 
 
 def up_and_down_oracle(network: FlowNetwork, root: int) -> Oracle:
-    """One group; a column is one tree used both up to ``root`` and down from it (Blink's AllReduce, §3.3).
+    """An oracle with one group. A column is a tree used both up to ``root`` and down (Blink's AllReduce, §3.3).
 
-    The payload is the hops of the down-tree; the up-tree is its reverse, so links must be symmetric.
+    The payload is the hops of the down-tree. The up-tree is its reverse, so links must be symmetric.
     """
 
     def oracle(prices: Prices) -> list[Column]:
@@ -133,9 +133,10 @@ def up_and_down_oracle(network: FlowNetwork, root: int) -> Oracle:
 
 
 def undirected_oracle(network: FlowNetwork) -> Oracle:
-    """One group; columns of :func:`up_and_down_oracle` from terminal 0, where links are symmetric: roots are alike.
+    """An oracle with one group: columns of :func:`up_and_down_oracle` from terminal 0, as every root has the same rate.
 
-    Prim's algorithm with transit: whoever has joined is a source of one search, so a tree costs a look at each link.
+    This is Prim's algorithm with transit. All joined terminals are sources of one search, so a tree visits each link
+    once.
     """
 
     def oracle(prices: Prices) -> list[Column]:
@@ -175,14 +176,14 @@ def _spanning_tree(network: FlowNetwork, prices: Prices) -> Hops:
 
 
 def _shortest_paths_to(network: FlowNetwork, root: int, prices: Prices) -> dict[int, tuple[int, ...]]:
-    """The cheapest path from every other terminal to ``root``; terminals on the way pass it on."""
-    turned = network if network.symmetric else network.reversed()
-    _, parent = cheapest_ways(turned, {(v, u): y for (u, v), y in prices.items()}, root)
+    """The cheapest path from every other terminal to ``root``. Terminals on it pass data on."""
+    backward = network if network.symmetric else network.reversed()
+    _, parent = cheapest_ways(backward, {(v, u): y for (u, v), y in prices.items()}, root)
     return {v: tuple(followed(parent, v, root)) for v in range(network.terminals) if v != root}
 
 
 def paths_oracle(network: FlowNetwork, root: int) -> Oracle:
-    """One group; a column is one path from every other terminal to ``root`` (a gather). The payload: the paths."""
+    """An oracle with one group. A column has a path from every other terminal to ``root``; the payload is the paths."""
 
     def oracle(prices: Prices) -> list[Column]:
         paths = _shortest_paths_to(network, root, prices)
@@ -192,9 +193,9 @@ def paths_oracle(network: FlowNetwork, root: int) -> Oracle:
 
 
 def relay_oracle(network: FlowNetwork, root: int) -> Oracle:
-    """One group; a column gathers one unit from every terminal at ``root`` and sends all N of them down a tree.
+    """An oracle with one group. A column gathers a unit from every terminal at ``root`` and sends all N down a tree.
 
-    An AllGather through one root, as the paper does it. The payload is (paths, hops of the tree).
+    This is the paper's AllGather through one root. The payload is (paths, hops of the tree).
     """
 
     def oracle(prices: Prices) -> list[Column]:
@@ -207,15 +208,15 @@ def relay_oracle(network: FlowNetwork, root: int) -> Oracle:
     return oracle
 
 
-# Minimum-cost arborescences (Chu-Liu 1965, Edmonds 1967), and Prim's tree where costs are symmetric.
+# Minimum-cost arborescences (Chu-Liu 1965, Edmonds 1967), and Prim's tree for symmetric costs.
 #
-# Costs may be ints, floats or Fractions; with Fractions the answer is exact. The paper's "minimum weight spanning
-# tree" of a directed graph is this; a minimum spanning tree in the undirected sense would be wrong there.
+# Costs may be ints, floats or Fractions; with Fractions the answer is exact. This is the paper's "minimum weight
+# spanning tree" of a directed graph. An undirected minimum spanning tree would be wrong there.
 def minimum_arborescence(n: int, root: int, cost: Sequence[Sequence[Any]]) -> list[int] | None:
-    """Parents of a minimum-cost out-tree spanning 0 … n−1, ``parent[root]`` being −1; None where one cannot be reached.
+    """Parents of a minimum-cost out-tree that spans 0 … n−1, with −1 for ``root``; None if it does not reach all.
 
-    ``cost[u][v]`` is that of arc u → v, None where there is none. Ties go to the lowest parent, a contracted
-    cycle counting as higher than any vertex. Cost: O(n³) at worst, O(n²) when no cycle is met.
+    ``cost[u][v]`` is the cost of arc u → v, None without one. Ties go to the lowest parent; a contracted cycle is
+    higher than any vertex. Cost: at worst O(n³), and O(n²) without cycles.
     """
     entering = {
         v: {u: cost[u][v] for u in range(n) if u != v and cost[u][v] is not None} for v in range(n) if v != root
@@ -230,7 +231,7 @@ def minimum_arborescence(n: int, root: int, cost: Sequence[Sequence[Any]]) -> li
 
 
 def _chu_liu(root: int, entering: dict[int, dict[int, Any]], fresh: int) -> list[Arc] | None:
-    """Arcs of the optimum of a graph given as head → {tail: cost}; ``fresh`` is an unused vertex number."""
+    """Arcs of the optimum, or None. The graph is head → {tail: cost}; ``fresh`` is an unused vertex number."""
     clock.look()
     best: dict[int, int] = {}
     for v, tails in entering.items():
@@ -294,7 +295,7 @@ def _contracted(
 
 
 def shallow_minimum_tree(n: int, root: int, cost: list[list[Any]]) -> list[int] | None:
-    """Prim's algorithm for symmetric costs; among equally cheap parents the one nearest the root."""
+    """Prim's algorithm for symmetric costs; ties go to the parent nearest the root. None if ``root`` misses some."""
     best: dict[int, tuple[Any, int, int]] = {
         v: (cost[root][v], 0, root) for v in range(n) if v != root and cost[root][v] is not None
     }

@@ -1,14 +1,16 @@
-"""AllReduce through switches on links that are alike both ways: the optimum, and trees in whole numbers.
+"""AllReduce through switches on symmetric links: the optimum, and trees with integer multiplicities.
 
-Every tree is used up and down, so a link is full both ways when it is full one way and the trees' arcs, seen from any
-one root, share its width between its two directions. The optimum λ is that of a linear program over the arcs alone:
+Every tree is used both up and down, so it loads both directions of a link equally. Seen from any one root, the arcs of
+the trees divide the width of a link between its two directions. The optimum λ is that of a linear program over the arcs
+alone:
 
     max λ  with  x(u→v) + x(v→u) ≤ c(u, v),   in = out at every switch,   x(arcs into X) ≥ λ
 
-for every set X that holds a terminal and not the root. Sets are added as maximum flows find them violated: one to ten
-rounds. With balanced switches trees of that many units then exist in x (:mod:`~blinkccl.trees.packing.splitting`);
-without switches it is the orientation of :func:`~blinkccl.trees.packing.undirected.direct`. The program's duals are
-prices of links that prove λ. Nothing of it is believed: x and prices are taken as fractions, and checked exactly.
+for every set X that holds a terminal and not the root. Sets are added when maximum flows find them violated, in one to
+ten rounds. With balanced switches, trees of that many units then exist in x (:mod:`~blinkccl.trees.packing.splitting`).
+Without switches, x is the orientation of :func:`~blinkccl.trees.packing.undirected.direct`. The duals of the program
+are prices of links that prove λ. No float of the solver is trusted: x and prices become fractions and are checked
+exactly.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from blinkccl.trees.packing.oracles import undirected_oracle
 from blinkccl.trees.packing.solver import CutProgram
 from blinkccl.trees.packing.splitting import Direct, without_transit
 
-#: Fractions of the linear program's numbers have denominators up to this.
+#: Largest denominator of the linear program's numbers as fractions.
 LARGEST_DENOMINATOR = 1000
-#: And a common one of at most 64 bits, so that units of links times it can be packed.
+#: Largest common denominator. Link units multiplied by it can still be packed.
 LARGEST_COMMON = 1 << 64
 
 
 @dataclass(frozen=True)
 class Orientation:
-    """One direction of every tree from terminal 0: ``rate`` × ``scale`` units reach every terminal in ``network``.
+    """A direction for every tree from terminal 0: ``rate`` × ``scale`` units reach every terminal in ``network``.
 
-    ``network`` has the links' capacities × ``scale``, shared out between their two directions. ``prices`` of arcs, the
-    same both ways, prove that no AllReduce has a higher rate.
+    ``network`` has the capacities of links × ``scale``, divided between their two directions. ``prices`` of arcs, equal
+    in both directions, prove that no AllReduce has a higher rate.
     """
 
     rate: Fraction
@@ -48,7 +50,7 @@ class Orientation:
 
 
 def orientation_of(network: FlowNetwork) -> Orientation | None:
-    """The optimum of AllReduce on a symmetric network; None where the program's numbers are no short fractions."""
+    """The optimum of AllReduce on a symmetric network; None if the program's numbers are no short fractions."""
     program = _Orienting(network)
     cost = [0.0] * len(network.arcs) + [-1.0]
     for _ in range(program.MOST_ROUNDS):
@@ -63,26 +65,27 @@ def orientation_of(network: FlowNetwork) -> Orientation | None:
         return None
     arcs = tuple((u, v, int(x * scale)) for (u, v, _), x in zip(network.arcs, short, strict=False) if x > 0)
     prices = {arc: Fraction(y).limit_denominator(LARGEST_DENOMINATOR) for arc, y in program.prices(duals).items()}
-    found = Orientation(
+    orientation = Orientation(
         rate, scale, FlowNetwork(network.n, network.terminals, arcs), {a: y for a, y in prices.items() if y}
     )
-    return found if _within(network, found) and _proved(network, found) else None
+    return orientation if _within(network, orientation) and _proved(network, orientation) else None
 
 
-def _within(network: FlowNetwork, found: Orientation) -> bool:
-    used = found.network.capacity
-    return all(used.get((u, v), 0) + used.get((v, u), 0) <= c * found.scale for u, v, c in network.arcs)
+def _within(network: FlowNetwork, orientation: Orientation) -> bool:
+    used = orientation.network.capacity
+    return all(used.get((u, v), 0) + used.get((v, u), 0) <= c * orientation.scale for u, v, c in network.arcs)
 
 
-def _proved(network: FlowNetwork, found: Orientation) -> bool:
+def _proved(network: FlowNetwork, orientation: Orientation) -> bool:
     try:
-        return dual_bound(network.capacity, [Fraction(1)], undirected_oracle(network), found.prices) == found.rate
-    except InternalError:  # prices that cost nothing
+        bound = dual_bound(network.capacity, [Fraction(1)], undirected_oracle(network), orientation.prices)
+        return bound == orientation.rate
+    except InternalError:  # the prices prove no bound
         return False
 
 
 class _Orienting(CutProgram):
-    """Columns are the arcs and λ; rows the links, the switches, and the sets found so far."""
+    """The linear program. Columns are the arcs and λ; rows are the links, the switches and the violated sets so far."""
 
     def __init__(self, network: FlowNetwork) -> None:
         super().__init__(len(network.arcs) + 1)
@@ -109,7 +112,7 @@ class _Orienting(CutProgram):
         return True
 
     def cut(self, values: list[float]) -> bool:
-        """Add the sets that these values violate; whether there are any that are new."""
+        """Add the sets violated by these values; True if any of them is new."""
         network, *_, rate = self.network, *values
         grain = self.GRAIN / max(c for _, _, c in network.arcs)
         graph = FlowGraph(network.n)
@@ -125,26 +128,26 @@ class _Orienting(CutProgram):
         return fresh
 
     def prices(self, duals: list[float]) -> dict[Arc, float]:
-        """The links' duals, the same both ways."""
+        """The duals of links, equal in both directions."""
         return {arc: -y for (u, v), y in zip(self.links, duals, strict=False) for arc in ((u, v), (v, u))}
 
 
-def pack_through_switches(found: Orientation) -> list[tuple[Fraction, Hops]] | None:
-    """Trees over the terminals and the part of all data that each has, to be used up and down: ``found.rate`` in all.
+def pack_through_switches(orientation: Orientation) -> list[tuple[Fraction, Hops]] | None:
+    """Trees over the terminals, used up and down, each with its fraction of the data; their rate is the optimum.
 
-    None where so many pairs of links must be looked at that the switches are not taken out.
+    None if removing the switches would need tests of too many pairs of links.
     """
-    units = int(found.rate * found.scale)
-    direct = without_transit(found.network, {0: units})
+    units = int(orientation.rate * orientation.scale)
+    direct = without_transit(orientation.network, {0: units})
     if direct is None:
         return None
     ways: dict[Arc, list[tuple[Hop, int]]] = {}
-    for (u, v), given in direct.ways.items():
-        ways.setdefault((min(u, v), max(u, v)), []).extend((hop if u < v else hop[::-1], k) for hop, k in given)
-    widths = {edge: sum(k for _, k in given) for edge, given in ways.items()}
+    for (u, v), hops_of in direct.ways.items():
+        ways.setdefault((min(u, v), max(u, v)), []).extend((hop if u < v else hop[::-1], k) for hop, k in hops_of)
+    widths = {edge: sum(k for _, k in hops_of) for edge, hops_of in ways.items()}
     flat = flatten(widths, pack_arborescences(direct.network, {0: units}), undirected=True)
     edges = [replace(tree, arcs=tuple(sorted((min(arc), max(arc)) for arc in tree.arcs))) for tree in flat]
-    either_way = Direct(direct.network, {edge: tuple(given) for edge, given in ways.items()})
+    either_way = Direct(direct.network, {edge: tuple(hops_of) for edge, hops_of in ways.items()})
     parts: dict[Hops, int] = {}
     for _, times, hops in either_way.unfolded(edges):
         parts[hops] = parts.get(hops, 0) + times

@@ -1,15 +1,16 @@
-"""AllReduce over one-way links without switches: the optimum, and whole trees near it.
+"""AllReduce over one-way links without switches: the optimum, and integer trees near it.
 
-As many trees lead up to a root r as lead down from it, x(r) of them, and a link's capacity c is shared out between
-the two phases: d for the way down and c − d for the way up. Each phase then is a packing of its own (Frank 1978), so
-that the optimum R is that of a linear program over the links and roots alone:
+Root r has x(r) trees up and as many down. The capacity c of a link is divided between the two phases: d for the way
+down and c − d for the way up. Each phase is then a separate packing (Frank 1978). So the optimum R is that of a linear
+program over the links and roots alone:
 
     max R = Σ x  with  0 ≤ d ≤ c,  d(links into X) ≥ R − x(X),  (c − d)(links out of X) ≥ R − x(X)
 
-for every set X of ranks. Sets are added as maximum flows find them violated: a few rounds, as it is mostly single ranks
-that limit. The duals of the sets that a link enters, or of those that it leaves, sum up to a price that proves R: a
-tree down enters every set without its root, and a tree up leaves it. For k trees, each of 1/k of the data, the same is
-asked in whole numbers, links holding as many trees as they may.
+for every set X of ranks. Sets are added when maximum flows find them violated. This takes a few rounds, because mostly
+single ranks are the bottleneck. The price of a link is the sum of the duals of the sets that it enters, or of those
+that it leaves, the larger one. These prices prove R: a tree down enters every set without its root, and a tree up
+leaves it. For k trees, each with 1/k of the data, the same program is solved in integers, with the number of trees that
+a link can hold as its capacity.
 """
 
 from __future__ import annotations
@@ -26,25 +27,24 @@ from blinkccl.trees.packing.integral import Arborescence, flatten, pack_arboresc
 from blinkccl.trees.packing.network import Arc, FlowNetwork
 from blinkccl.trees.packing.solver import CutProgram, Model, UndecidedError, decide, solve_with_duals, whole
 
-#: What sets weigh has denominators up to this.
+#: Largest denominator of the weights of sets.
 LARGEST_DENOMINATOR = 10_000
-#: Branchings in the search for whole numbers.
+#: Most branchings of the integer program.
 NODE_LIMIT = 50
 
-#: A root, a number of equal trees, and the arcs of the tree up to the root, turned round, and of that down from it.
+#: A root, a number of equal trees, the reversed arcs of the tree up to the root, and the arcs of the tree down.
 Pair = tuple[int, int, tuple[Arc, ...], tuple[Arc, ...]]
 
 
 class Phases:
-    """The optimum of AllReduce on a network without transit; PackingError where a rank does not reach another.
+    """The optimum of AllReduce on a network without transit. PackingError if a rank cannot reach another.
 
-    ``prices`` of links prove that nothing is faster than ``bound``; ``tight`` tells whether that is the optimum itself,
-    but for rounding.
+    ``prices`` of links prove ``bound``. ``tight`` is true if the bound is the optimum itself, up to rounding.
     """
 
     def __init__(self, network: FlowNetwork) -> None:
         self._network = network
-        #: Sets of ranks, ascending: with True the arcs by which the way up leaves them, with False by which one enters.
+        #: Arcs by set of ranks (ascending) and direction: those that leave it (True, up) or enter it (False, down).
         self._sets: dict[tuple[tuple[int, ...], bool], list[int]] = {}
         self._out: list[list[int]] = [[] for _ in range(network.n)]
         self._into: list[list[int]] = [[] for _ in range(network.n)]
@@ -68,15 +68,15 @@ class Phases:
         self.tight = settled and self.bound <= values[-1] * (1 + CutProgram.TOLERANCE)
 
     def pairs(self, trees: int, limits: Sequence[int]) -> list[Pair] | None:
-        """So many trees up and down, at most ``limits`` over each arc of the network; None where none are found."""
+        """Pairs of trees, ``trees`` up and as many down, at most ``limits`` over each arc; None if not found."""
         network = self._network
         for _ in range(CutProgram.MOST_ROUNDS):
             clock.look()
             try:
-                found = decide(self._model(limits, trees), NODE_LIMIT)
+                solution = decide(self._model(limits, trees), NODE_LIMIT)
             except UndecidedError:
                 return None
-            units = None if found is None else whole(found)
+            units = None if solution is None else whole(solution)
             if units is None:
                 return None
             if not self._cut(limits, units, 1):
@@ -89,10 +89,10 @@ class Phases:
         return paired(*(_packed(network.n, arcs, demand) for arcs in (up, down)))
 
     def fastest(self, most: int) -> tuple[Fraction, int, list[Pair]]:
-        """The rate of the fastest that are found of at most ``most`` equal trees in all, their number, and the trees.
+        """The fastest rate found with at most ``most`` equal trees in all, the number of trees, and the trees.
 
-        So many trees load a link by whole ones: of the rates at which some link would be full, the best at which they
-        fit, by halving. InternalError if not even one is found.
+        For a number of trees, a bisection tries the rates at which an integer number of trees fills some link.
+        InternalError if not even one tree is found.
         """
         widths = [c for _, _, c in self._network.arcs]
         best: tuple[Fraction, int, list[Pair]] | None = None
@@ -101,7 +101,7 @@ class Phases:
         ):
             full = {Fraction(trees * c, load) for c in widths for load in range(1, 2 * trees + 1)}
             rates = sorted(rate for rate in full if (best[0] if best else 0) < rate <= self.bound)
-            low, high = 0, len(rates)  # the first of which nothing is known, and the first that is known to be too fast
+            low, high = 0, len(rates)  # rates before ``low`` are reached; those from ``high`` on are too fast
             while low < high:
                 middle = (low + high) // 2 if best and best[1] == trees else low
                 pairs = self.pairs(trees, [int(trees * c / rates[middle]) for c in widths])
@@ -111,7 +111,7 @@ class Phases:
                     best, low = (rates[middle], trees, pairs), middle + 1
         if best is None:
             raise InternalError(
-                "a tree up and a tree down fit together at half of the narrowest link, but were not found"
+                "no trees found, although one tree up and one down fit at half the rate of the narrowest link"
             )
         return best
 
@@ -122,16 +122,16 @@ class Phases:
         within = frozenset(ranks)
         crossing = self._out if up else self._into
         if 2 * len(ranks) < self._network.n:
-            found = [i for v in ranks for i in crossing[v] if arcs[i][up] not in within]
+            boundary = [i for v in ranks for i in crossing[v] if arcs[i][up] not in within]
         else:
             turned = self._into if up else self._out
             beyond = (v for v in range(self._network.n) if v not in within)
-            found = [i for v in beyond for i in turned[v] if arcs[i][not up] in within]
-        self._sets[ranks, up] = found
+            boundary = [i for v in beyond for i in turned[v] if arcs[i][not up] in within]
+        self._sets[ranks, up] = boundary
         return True
 
     def _model(self, capacities: Sequence[int], trees: int | None) -> Model:
-        """Columns are d of every arc, x of every rank, and R, which is to be largest, or is ``trees``."""
+        """The program. Columns are d of every arc, x of every rank, and R, which is maximised or equals ``trees``."""
         network = self._network
         arcs, total = len(network.arcs), len(network.arcs) + network.n
         columns: list[dict[int, int]] = [{} for _ in range(total + 1)]
@@ -155,7 +155,7 @@ class Phases:
         return Model(columns, [*lower, trees], [*upper, trees], None, bound, integer=True)
 
     def _cut(self, capacities: Sequence[float], values: Sequence[float], part: float) -> bool:
-        """Add the sets that these values violate, with roots that have but ``part``; whether there are new ones."""
+        """Add the sets violated by these values, with x multiplied by ``part``; True if any of them is new."""
         network = self._network
         units = [round(x * part) for x in values[len(network.arcs) : -1]]
         fresh = False
@@ -168,12 +168,12 @@ class Phases:
         return fresh
 
     def _proof(self, duals: Sequence[float]) -> tuple[dict[Arc, Fraction], Fraction]:
-        """Prices of links, and the bound that they prove, from what every set weighs."""
+        """Prices of links from the weights of sets, and the bound that they prove."""
         weights = [Fraction(dual).limit_denominator(LARGEST_DENOMINATOR) for dual in duals]
         scale = lcm(*(weight.denominator for weight in weights))
         network = self._network
         sums = [[0] * len(network.arcs), [0] * len(network.arcs)]
-        without = [int(sum(weights) * scale)] * network.n  # of the sets without a rank: its trees cost so much
+        without = [int(sum(weights) * scale)] * network.n  # weight of the sets without a rank: the cost of its trees
         for ((inside, up), crossing), weight in zip(self._sets.items(), weights, strict=True):
             units = int(weight * scale)
             for r in inside if units else ():
@@ -189,7 +189,7 @@ class Phases:
 
 
 def _packed(n: int, arcs: Iterable[tuple[int, int, int]], demand: dict[int, int]) -> dict[int, list[Arborescence]]:
-    """Trees by root, those of most units first."""
+    """Trees by root, largest multiplicity first."""
     network = FlowNetwork(n, n, tuple(sorted(arc for arc in arcs if arc[2])))
     by_root: dict[int, list[Arborescence]] = {}
     for tree in flatten(network.capacity, pack_arborescences(network, demand)):
@@ -198,20 +198,20 @@ def _packed(n: int, arcs: Iterable[tuple[int, int, int]], demand: dict[int, int]
 
 
 def paired(ups: dict[int, list[Arborescence]], downs: dict[int, list[Arborescence]]) -> list[Pair]:
-    """A root's trees up and down side by side, in the same order, as far as their numbers reach."""
+    """Pairs of trees up and down with the same root, in their order; multiplicities are split where needed."""
     pairs: list[Pair] = []
     if ups.keys() != downs.keys():
-        raise InternalError("trees up and down have different roots")
+        raise InternalError("the roots of trees up and trees down differ")
     for root, rising in ups.items():
         falling = list(downs[root])
-        given = 0  # of the first of falling
+        used = 0  # units of falling[0]
         for tree in rising:
             left = tree.multiplicity
             while left:
-                units = min(left, falling[0].multiplicity - given)
+                units = min(left, falling[0].multiplicity - used)
                 pairs.append((root, units, tree.arcs, falling[0].arcs))
-                left, given = left - units, given + units
-                if given == falling[0].multiplicity:
+                left, used = left - units, used + units
+                if used == falling[0].multiplicity:
                     falling.pop(0)
-                    given = 0
+                    used = 0
     return pairs

@@ -1,8 +1,8 @@
 """Packings of the optimal rate with the least depth, or with the fewest trees.
 
-For the least depth every out-tree up to a depth is a column; an integer program picks whole multiplicities in the
-scaled network. Enumeration is for small networks only (hundreds or thousands of columns); where there are more, or the
-integer program gives up, the caller keeps the packing it has.
+For the least depth every out-tree up to a depth is a column, and an integer program selects integer multiplicities in
+the scaled network. Enumeration is for small networks only (hundreds or thousands of columns). If there are more, or the
+integer program reaches its limit, the caller keeps its packing.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from blinkccl.trees.packing.solver import Entries, Model, UndecidedError, decide
 from blinkccl.trees.packing.symmetry import arc_orbits, symmetry_of
 from blinkccl.trees.packing.templates import rotated
 
-#: Among more vertices than this there are always too many.
+#: Most vertices; among more there are always too many trees.
 MOST_VERTICES = 32
-#: More columns than this are not enumerated.
+#: Most columns to enumerate.
 MOST_COLUMNS = 6000
-#: Nor is a search for them continued that has looked at this many choices, dead ends included.
+#: Most choices in an enumeration, dead ends included.
 MOST_STEPS = 200_000
 
 
 class EffortSpentError(Exception):
-    """An enumeration has taken all the steps that it may."""
+    """An enumeration reached its limit of steps."""
 
 
 class Effort:
-    """A limit of work: steps instead of time, so that answers are reproducible."""
+    """A limit of work in steps, not in time, so that results are reproducible."""
 
     __slots__ = ("_left",)
 
@@ -46,7 +46,7 @@ class Effort:
         self._left = steps
 
     def spend(self) -> None:
-        """Take one step, or raise EffortSpentError."""
+        """Count one step. EffortSpentError if none is left."""
         self._left -= 1
         clock.look()
         if self._left < 0:
@@ -59,17 +59,17 @@ def out_trees(network: FlowNetwork, root: int, depth: int, effort: Effort | None
 
 
 def _can_finish(network: FlowNetwork, levels: int, last: list[int], reached: frozenset[int]) -> bool:
-    """Whether every vertex that is not reached lies within ``levels`` of the last level."""
-    seen, level = set(reached), last
+    """True if every other vertex lies within ``levels`` of the last level."""
+    covered, level = set(reached), last
     for _ in range(levels):
         beyond = []
         for u in level:
             for v in network.successors[u]:
-                if v not in seen:
-                    seen.add(v)
+                if v not in covered:
+                    covered.add(v)
                     beyond.append(v)
         level = beyond
-    return len(seen) == network.n
+    return len(covered) == network.n
 
 
 def _extended(
@@ -96,7 +96,7 @@ def _extended(
 
 
 def _shortest_trees(network: FlowNetwork, root: int, depth: int) -> int:
-    """The number of spanning out-trees of shortest paths from ``root``; 0 where these take more than ``depth``."""
+    """The number of spanning shortest-path trees from ``root``; 0 if they are deeper than ``depth``."""
     distance, parents, level = {root: 0}, {root: 1}, [root]
     for levels in range(1, depth + 1):
         beyond = []
@@ -113,27 +113,28 @@ def _shortest_trees(network: FlowNetwork, root: int, depth: int) -> int:
 def tree_columns(
     network: FlowNetwork, roots: Iterable[int], depth: int, *, undirected: bool = False, most: int = MOST_COLUMNS
 ) -> list[tuple[int, tuple[Arc, ...]]] | None:
-    """(root, arcs) of every out-tree of this depth from every root; None if there are more than ``most``.
+    """(root, arcs) of every out-tree of at most this depth from every root; None if there are more than ``most``.
 
-    With ``undirected`` every spanning tree within ``depth`` of some root, once, as an out-tree from the first such.
+    With ``undirected``, every spanning tree within ``depth`` of some root, once, as an out-tree from its first such
+    root.
     """
-    found: dict[tuple[int, tuple[Arc, ...]], tuple[int, tuple[Arc, ...]]] = {}
+    trees: dict[tuple[int, tuple[Arc, ...]], tuple[int, tuple[Arc, ...]]] = {}
     effort = Effort(MOST_STEPS)
     if network.n > MOST_VERTICES:
         return None
     shortest = [_shortest_trees(network, root, depth) for root in roots]
-    if (max(shortest) if undirected else sum(shortest)) > most:  # without a look at any
+    if (max(shortest) if undirected else sum(shortest)) > most:  # a lower bound, without enumeration
         return None
     try:
         for root in sorted(roots):
             for arcs in out_trees(network, root, depth, effort):
                 edges = tuple(sorted((min(arc), max(arc)) for arc in arcs))
-                found.setdefault((0, edges) if undirected else (root, arcs), (root, arcs))
-                if len(found) > most:
+                trees.setdefault((0, edges) if undirected else (root, arcs), (root, arcs))
+                if len(trees) > most:
                     return None
     except EffortSpentError:
         return None
-    return list(found.values())
+    return list(trees.values())
 
 
 def choose(
@@ -144,10 +145,10 @@ def choose(
     undirected: bool = False,
     node_limit: int = 200,
 ) -> list[Arborescence] | None:
-    """Whole multiplicities for ``columns`` that meet ``demand`` per root within ``capacity``; None if not found.
+    """Integer multiplicities of ``columns`` that meet ``demand`` per root within ``capacity``; None if not found.
 
     With ``undirected``, ``capacity`` is per edge (u < v), and ``demand`` has one entry for all roots together.
-    ``node_limit`` branchings of the integer program are a limit of work, so the answer is reproducible.
+    ``node_limit`` branchings are a limit of work, not of time, so the result is reproducible.
     """
     if not columns:
         return None
@@ -156,9 +157,9 @@ def choose(
     for root, tree in columns:
         edges = [(min(a), max(a)) for a in tree] if undirected else tree
         shaped.append(Column(group.get(root, 0), tuple((arc, 1) for arc in edges), (root, tree)))
-    wanted = [demand[root] for root in group]
+    demanded = [demand[root] for root in group]
     try:
-        units = whole_units(shaped, capacity, wanted, node_limit, relaxed_first=True)
+        units = whole_units(shaped, capacity, demanded, node_limit, relaxed_first=True)
     except UndecidedError:
         return None
     if units is None:
@@ -166,7 +167,7 @@ def choose(
     return [Arborescence(c.payload[0], k, canonical_arcs(*c.payload)) for c, k in units]
 
 
-#: Columns that a search which is not thorough is willing to hand to an integer program, and its branchings.
+#: Most columns of an integer program in a search that is not thorough, and its branchings.
 FEW_COLUMNS, FEW_NODES = 700, 20
 
 
@@ -179,9 +180,9 @@ def least_deep(
     thorough: bool,
     undirected: bool = False,
 ) -> list[Arborescence]:
-    """The least depth at which whole multiplicities exist (or were found), fewest trees among equals; else ``known``.
+    """A packing of the least depth for which integer multiplicities were found; else ``known``.
 
-    ``undirected`` is that of :func:`choose`: trees then have any root.
+    With ``undirected``, as in :func:`choose`, trees may have any root.
     """
     roots = range(network.n) if undirected else demand
     least = (min if undirected else max)(map(network.eccentricity, roots))
@@ -191,22 +192,22 @@ def least_deep(
         if columns is None:
             break
         nodes = 2000 if thorough else FEW_NODES
-        found = choose(columns, capacity, demand, undirected=undirected, node_limit=nodes)
-        if found is not None:
-            return found
+        chosen = choose(columns, capacity, demand, undirected=undirected, node_limit=nodes)
+        if chosen is not None:
+            return chosen
     return known
 
 
 # The fewest arborescences that fill a cut: depth-first search over trees of decreasing multiplicity. Every tree enters
-# each vertex by exactly one arc, so at least as many trees are needed as arcs it takes to bring the demand into any
-# vertex (or out of the root). The search tries that number, then one more, and so on; after each tree the max-flow of
-# what is left decides whether the remaining demand still fits. For the broadcast of a full DGX-1V it finds 4 trees
-# (multiplicities 2, 2, 1, 1) where the paper's 0/1 program needs 6.
-#: Trees looked at before the search gives up: a limit of work, so the answer is reproducible.
+# each vertex by exactly one arc. So the number of trees is at least the number of arcs needed to carry the demand into
+# any vertex (or out of the root). The search tries that number, then one more, and so on. After each tree, maximum
+# flows decide if the remaining demand fits into the remaining capacity. For the broadcast of a full DGX-1V the search
+# finds 4 trees (multiplicities 2, 2, 1, 1), where the paper's 0/1 program needs 6.
+#: Most trees in a search: a limit of work, not of time, so the result is reproducible.
 MOST_TREES = 30_000
-#: Up to this many vertices; as a tree costs a flow to each vertex, fewer are looked at in larger networks.
+#: Largest network with the full limit. A tree costs a flow to each vertex, so the limit is lower in larger networks.
 FULL_BUDGET_VERTICES = 8
-#: Steps of the enumeration per tree of the budget, dead ends included.
+#: Steps of the enumeration per tree of the limit, dead ends included.
 STEPS_PER_TREE = 20
 
 
@@ -217,7 +218,7 @@ class _Search:
         self._sinks = [v for v in range(n) if v != root]
 
     def fill(self, capacity: dict[Arc, int], demand: int, trees: int, largest: int) -> list[Arborescence] | None:
-        """At most ``trees`` trees of multiplicity ≤ ``largest`` that make up ``demand``; None if there are none."""
+        """At most ``trees`` trees of multiplicity ≤ ``largest`` with the sum ``demand``; None if there are none."""
         if demand == 0:
             return []
         if demand > trees * largest or fewest_bound(self.n, self.root, capacity, demand) > trees:
@@ -241,7 +242,7 @@ class _Search:
             yield frozenset(arcs)
 
     def _fits(self, capacity: dict[Arc, int], demand: int) -> bool:
-        """Whether ``demand`` still flows to every vertex; the one that failed last is asked first."""
+        """True if ``demand`` still flows to every vertex. The last vertex that failed is tested first."""
         graph = FlowGraph(self.n)
         for (u, v), c in capacity.items():
             if c:
@@ -255,7 +256,7 @@ class _Search:
 
 
 def fewest_bound(n: int, root: int, capacity: dict[Arc, int], demand: int) -> int:
-    """How many trees are needed at least: the arcs it takes to bring ``demand`` into the worst vertex."""
+    """A lower bound on the number of trees: the arcs needed to carry ``demand`` into the worst vertex."""
     entering: list[list[int]] = [[] for _ in range(n)]
     leaving: list[int] = []
     for (u, v), c in capacity.items():
@@ -278,10 +279,10 @@ def _needed(widths: list[int], demand: int) -> int:
 def fewest_arborescences(
     network: FlowNetwork, root: int, demand: int, known: list[Arborescence], budget: int | None = None
 ) -> tuple[list[Arborescence], bool]:
-    """As few arborescences as the search finds, and whether fewer are proved impossible in whole multiplicities.
+    """The fewest arborescences found, and True if fewer with integer multiplicities are proved impossible.
 
-    ``known`` is a packing to beat; ``budget`` how many trees the search may look at, by default :data:`MOST_TREES`,
-    less in large networks.
+    ``known`` is a packing to improve. ``budget`` is the most trees that the search may examine, by default
+    :data:`MOST_TREES`, and fewer in large networks.
     """
     least = fewest_bound(network.n, root, network.capacity, demand)
     if budget is None:
@@ -289,22 +290,22 @@ def fewest_arborescences(
     search = _Search(network.n, root, budget)
     try:
         for trees in range(least, len(known)):
-            found = search.fill(dict(network.capacity), demand, trees, max(network.capacity.values()))
-            if found is not None:
-                return found, True
+            packing = search.fill(dict(network.capacity), demand, trees, max(network.capacity.values()))
+            if packing is not None:
+                return packing, True
     except EffortSpentError:
         return known, len(known) == least
     return known, True
 
 
-# At most so many shallow trees per root, with weights in whole units of a block, above a rate that is known.
+# A limited number of shallow trees per root, with weights in integer units of a block, above a known rate.
 #
-# Where links join ranks directly and trees are few, an integer program chooses among all of them: one root per orbit
-# has trees, which are moved to all. It chooses a partition of each root's units first, and then a tree for each of
-# its parts: programs in which a tree may have any weight, and few may have any, take minutes where these take tenths
-# of a second. On a DGX-1V two trees per root have all of AllGather's rate at depth 3, and 35/36 of it at depth 2;
-# three have all.
-#: Trees that a program chooses among, its branchings, the units of a block, and pairs of rate and units, at most.
+# On switchless networks with few trees, an integer program selects among all of them. One root per orbit has trees, and
+# moves copy them to the other roots. The program selects a partition of each root's units, and a tree for each part. It
+# takes tenths of a second. With arbitrary weights, and a limit on the number of trees, it would take minutes. On a
+# DGX-1V two trees per root reach the full rate of AllGather at depth 3, and 35/36 of it at depth 2; three reach it in
+# full.
+#: Limits of a program: trees to select from, branchings, units of a block, and pairs of rate and units to try.
 MOST_WEIGHTED, MOST_NODES, MOST_UNITS, MOST_TRIED = 1500, 100, 8, 8
 
 #: A root, and the arcs of an out-tree.
@@ -314,10 +315,10 @@ Rooted = tuple[int, tuple[Arc, ...]]
 def few_trees(
     network: FlowNetwork, rate: Fraction, most: int, above: Fraction, *, least_depth: bool = False
 ) -> EqualTrees | None:
-    """Out-trees, at most ``most`` from each terminal, of a rate per root ``above`` one and up to ``rate``, a bound.
+    """Out-trees, at most ``most`` per terminal, with a rate per root higher than ``above``; ``rate`` is a bound.
 
-    Of least depth, or for all of ``rate`` one more unless ``least_depth``. None where none are found, and where there
-    are too many trees to choose among, or transit vertices.
+    Their depth is the least possible. It may be one more for the full ``rate``, unless ``least_depth``. None if no such
+    trees are found, if there are too many trees to select from, or if the network has transit vertices.
     """
     if not network.switchless or most > MOST_UNITS or above >= rate:
         return None
@@ -327,8 +328,8 @@ def few_trees(
     if shallow is None:
         return None
     for hoped, units in _hoped(network, rate, most, above)[:MOST_TRIED]:
-        everybody = units * (network.n - 1)  # through one link
-        room = {arc: min(int(units * c / hoped), everybody) for arc, c in network.capacity.items()}
+        total = units * (network.n - 1)  # most units over one link
+        room = {arc: min(int(units * c / hoped), total) for arc, c in network.capacity.items()}
         deeper = hoped == rate and not least_depth
         for columns in (shallow, tree_columns(network, roots, depth + 1, most=MOST_WEIGHTED) if deeper else None):
             if columns is None:
@@ -340,8 +341,8 @@ def few_trees(
 
 
 def _hoped(network: FlowNetwork, rate: Fraction, most: int, above: Fraction) -> list[tuple[Fraction, int]]:
-    """(rate, units) at which some link is full, and what all others send may enter each terminal; best rates first."""
-    found = {
+    """(rate, units), best rates first, at which some link is full and each terminal can receive all others' data."""
+    candidates = {
         (Fraction(units * c, load), units)
         for units in range(1, MOST_UNITS + 1 if most > 1 else 2)
         for c in set(network.capacity.values())
@@ -351,14 +352,14 @@ def _hoped(network: FlowNetwork, rate: Fraction, most: int, above: Fraction) -> 
     entering = [[c for (_, v), c in network.capacity.items() if v == sink] for sink in range(network.n)]
     enough = {
         (hoped, units)
-        for hoped, units in found
+        for hoped, units in candidates
         if all(sum(int(units * c / hoped) for c in into) >= units * (network.n - 1) for into in entering)
     }
     return sorted(enough, key=lambda tried: (-tried[0], tried[1]))
 
 
 def partitions(units: int, most: int, largest: int) -> Iterator[tuple[int, ...]]:
-    """``units`` as a sum of at most ``most`` parts of at most ``largest``, which never grow."""
+    """``units`` as sums of at most ``most`` parts of at most ``largest``, in descending order."""
     if units == 0:
         yield ()
     elif most:
@@ -373,7 +374,7 @@ def _weights_of(
     room: Mapping[Arc, int],
     shapes: Sequence[tuple[int, ...]],
 ) -> list[tuple[Rooted, int]] | None:
-    """Trees with units, in one of ``shapes`` for each root of an orbit, that moved to all fit into ``room``."""
+    """Trees with units, in one of ``shapes`` per orbit root, whose images under all moves fit into ``room``."""
     symmetry = symmetry_of(network)
     orbit = arc_orbits(network, symmetry.moves)
     parts = sorted({part for shape in shapes for part in shape})
@@ -389,7 +390,7 @@ def _weights_of(
     ]
     weighted = [(tree, part) for tree in columns for part in parts]
     for (root, arcs), part in weighted:
-        # Only the identity keeps a terminal, or an arc, in its place: moved trees load an orbit's arcs alike.
+        # Only the identity fixes a terminal or an arc, so the moved trees load all arcs of an orbit equally.
         hits = Counter(link[orbit[arc]] for arc in arcs)
         entries.append({kind[root, part]: 1, **{row: part * times for row, times in hits.items()}})
     lower = [*(1 for _ in one), *(0 for _ in kinds), *(None for _ in links)]
@@ -410,7 +411,7 @@ def _weights_of(
 
 
 def _moved(network: FlowNetwork, chosen: Sequence[tuple[Rooted, int]], units: int) -> EqualTrees:
-    """The trees of all terminals, and the rate by the loads that they put on links."""
+    """The trees of all terminals, and the rate that follows from the loads of links."""
     load: Counter[Arc] = Counter()
     trees = []
     for (root, arcs), times in chosen:

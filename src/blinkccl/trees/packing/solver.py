@@ -1,10 +1,9 @@
-"""The only caller of HiGHS: linear and integer programs over columns, statuses turned into our errors.
+"""The only caller of HiGHS: linear and integer programs over columns, with statuses as our errors.
 
-Solvers propose, exact arithmetic disposes: nothing that comes out of here is believed before it has been
-re-checked in integers or Fractions. HiGHS runs on one thread everywhere, since an instance with another
-thread count than an earlier one in the same process may answer "Not Set" without a word.
+Every result is checked again in integers or Fractions before use. HiGHS always runs on one thread: an instance with
+another thread count than an earlier one in the same process may silently answer "Not Set".
 
-HiGHS and NumPy are loaded on first use: most plans are combinatorial and should not wait 0.1 s for them.
+HiGHS and NumPy are loaded at first use, because most plans are combinatorial and should not wait 0.1 s for them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Entries = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """min cost·x subject to lower ≤ Ax ≤ upper, 0 ≤ x ≤ bound; ``None`` is unbounded."""
+    """Minimise cost·x subject to lower ≤ Ax ≤ upper, 0 ≤ x ≤ bound; ``None`` is unbounded."""
 
     columns: Sequence[Entries]
     lower: Sequence[float | None]
@@ -36,13 +35,13 @@ class Model:
 
 
 class CutProgram:
-    """A linear program in minimisation form that gains rows: mostly sets of vertices that a solution violates."""
+    """A minimisation program that gains rows, mostly for sets of vertices that a solution violates."""
 
-    #: Rounds of solving and adding rows; ten are many.
+    #: Most rounds of solving and adding rows; ten are already many.
     MOST_ROUNDS = 200
-    #: A set is violated by more than this part of what must enter it.
+    #: A set counts as violated if more than this fraction of its required inflow is missing.
     TOLERANCE = 1e-6
-    #: Flows are asked in whole numbers, parts of the largest capacity.
+    #: Units of the largest capacity, for flows in integers.
     GRAIN = 1 << 30
 
     def __init__(self, columns: int) -> None:
@@ -51,7 +50,7 @@ class CutProgram:
         self.upper: list[int | None] = []
 
     def row(self, entries: Mapping[int, int], lower: int | None, upper: int | None) -> int:
-        """Adds lower ≤ … ≤ upper, entries by column; the row's number."""
+        """Add a row lower ≤ … ≤ upper with entries by column; return its number."""
         for column, entry in entries.items():
             self.columns[column][len(self.lower)] = entry
         self.lower.append(lower)
@@ -59,25 +58,25 @@ class CutProgram:
         return len(self.lower) - 1
 
     def solved(self, cost: Sequence[float]) -> tuple[list[float], list[float]]:
-        """The columns' values and the rows' duals."""
+        """Solve: values of columns and duals of rows."""
         return solve_with_duals(Model(self.columns, self.lower, self.upper, cost))
 
 
-#: Seconds that loading HiGHS may take: 0.2 of a core, and others may keep it busy.
+#: Seconds reserved for loading HiGHS, which takes 0.2 s of a core, and longer on a busy one.
 LOADING_S = 0.5
 _loading_s: list[float] = []
 
 
 def loading_seconds() -> float:
-    """Seconds this process has spent on loading HiGHS and NumPy for this module: no part of solving."""
+    """Seconds that this process spent on loading HiGHS and NumPy, which is not part of solving."""
     return sum(_loading_s)
 
 
 @cache
 def _libraries() -> tuple[Any, Any]:
-    """The modules highspy and numpy; TimeUpError where a search has no time to load them, which nothing would end."""
+    """The modules highspy and numpy. TimeUpError if too little time is left, because imports cannot be interrupted."""
     if clock.left_s() < LOADING_S:
-        raise TimeUpError("the time of a search is up")
+        raise TimeUpError("the search has no time left to load HiGHS")
     began = perf_counter()
     import highspy
     import numpy
@@ -96,23 +95,23 @@ def _new_highs() -> Any:
 
 
 def _run(highs: Any) -> None:
-    """Solves, as long as the search around has time; TimeUpError where that is not enough."""
+    """Solve within the time left for the surrounding search. TimeUpError if that is not enough."""
     clock.look()
     left_s = clock.left_s()
     if left_s < inf:
-        # HiGHS counts the seconds of all runs of an instance.
+        # The limit of HiGHS counts the seconds of all runs of an instance.
         highs.setOptionValue("time_limit", highs.getRunTime() + left_s)
     highs.run()
     if highs.getModelStatus().name == "kTimeLimit":
-        raise TimeUpError("the time of a search is up")
+        raise TimeUpError("the search has no time left")
 
 
 class UndecidedError(Exception):
-    """Neither a solution was found within the branchings that an integer program may take, nor that there is none."""
+    """An integer program reached its limit of branchings without a solution and without a proof that none exists."""
 
 
 def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
-    """A solution, or None where there is none (or none was found within ``node_limit`` branchings)."""
+    """A solution, or None if none exists or none was found within ``node_limit`` branchings."""
     try:
         return decide(model, node_limit)
     except UndecidedError:
@@ -120,7 +119,7 @@ def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
 
 
 def decide(model: Model, node_limit: int) -> list[float] | None:
-    """A solution, or None where there is none; UndecidedError where ``node_limit`` branchings do not tell."""
+    """A solution, or None if none exists. UndecidedError if ``node_limit`` branchings do not decide."""
     highs = _new_highs()
     highs.setOptionValue("mip_max_nodes", node_limit)
     highs.passModel(_lowered(model))
@@ -136,9 +135,9 @@ def decide(model: Model, node_limit: int) -> list[float] | None:
 
 
 def solve_with_duals(model: Model, *, interior: bool = False) -> tuple[list[float], list[float]]:
-    """An optimum of a linear program that has one: the columns' values and the rows' duals.
+    """Values of columns and duals of rows at an optimum of a linear program, which must have one.
 
-    ``interior`` comes to a vertex from inside, which is faster where many are optimal.
+    ``interior`` selects the interior-point method, which is faster if many vertices are optimal.
     """
     highs = _new_highs()
     if interior:
@@ -156,46 +155,46 @@ def _stopped(highs: Any) -> InternalError:
 
 
 class GrowingProgram:
-    """A linear program in maximisation form that gains columns and is solved again from its last basis."""
+    """A maximisation program that gains columns and is solved again from its last basis."""
 
     def __init__(self) -> None:
         self._highspy, self._numpy = _libraries()
         self._highs = _new_highs()
 
     def add_row(self, lower: float | None, upper: float) -> None:
-        """A row lower ≤ … ≤ upper without entries; None is unbounded."""
+        """Add a row lower ≤ … ≤ upper without entries; None is unbounded."""
         low = -self._highspy.kHighsInf if lower is None else lower
         self._highs.addRow(low, upper, 0, self._array([], int), self._array([], float))
 
     def add_column(self, gain: float, entries: Mapping[int, float]) -> None:
-        """A column x ≥ 0 that adds ``gain`` · x to the objective, with its entries by row."""
+        """Add a column x ≥ 0 with ``gain`` · x in the objective and its entries by row."""
         rows, values = self._array(list(entries), int), self._array(list(entries.values()), float)
         self._highs.addCol(-gain, 0.0, self._highspy.kHighsInf, len(entries), rows, values)
 
     def forbid(self, column: int) -> None:
-        """Keeps a column at 0."""
+        """Fix a column at 0."""
         self._highs.changeColBounds(column, 0.0, 0.0)
 
     def allow(self, column: int) -> None:
-        """Lets a column be more than 0 again."""
+        """Allow positive values of a column again."""
         self._highs.changeColBounds(column, 0.0, self._highspy.kHighsInf)
 
     def values(self) -> list[float]:
-        """The columns' values in the last optimum."""
+        """Values of columns at the last optimum."""
         return list(self._highs.getSolution().col_value)
 
     def _array(self, values: list[Any], kind: type) -> Any:
         return self._numpy.array(values, dtype=self._numpy.int32 if kind is int else self._numpy.float64)
 
     def maximise(self) -> tuple[float, list[float]]:
-        """The optimum and the rows' duals (≤ 0 for a tight upper bound)."""
+        """The optimum and the duals of rows (≤ 0 for a tight upper bound)."""
         _run(self._highs)
         if _outcome(self._highs) != "solved":
             raise _stopped(self._highs)
         return -self._highs.getObjectiveValue(), list(self._highs.getSolution().row_dual)
 
     def basis(self) -> tuple[list[int], list[int]]:
-        """Indexes of the basic columns and of the tight rows, equally many."""
+        """Indexes of the basic columns and of the tight rows, equal in number."""
         basis, basic = self._highs.getBasis(), self._highspy.HighsBasisStatus.kBasic
         columns = [j for j, status in enumerate(basis.col_status) if status == basic]
         return columns, [i for i, status in enumerate(basis.row_status) if status != basic]
@@ -205,7 +204,7 @@ def _outcome(highs: Any) -> str | None:
     return OUTCOME.get(highs.getModelStatus().name)
 
 
-#: Every status with a meaning here; all others are our mistake.
+#: Every expected status; all others are internal errors.
 OUTCOME = {
     "kOptimal": "solved",
     "kInfeasible": "infeasible",
@@ -244,6 +243,6 @@ def _lowered(model: Model) -> Any:
 
 
 def whole(values: Sequence[float], tolerance: float = 1e-6) -> list[int] | None:
-    """The values as integers where all of them are (nearly) whole."""
+    """The values rounded to integers if all are within ``tolerance`` of one, else None."""
     rounded = [round(x) for x in values]
     return rounded if all(abs(x - r) <= tolerance for x, r in zip(values, rounded, strict=True)) else None

@@ -1,15 +1,15 @@
-"""Switches taken out of a network, so that trees can be packed among the terminals alone, in whole numbers.
+"""Removal of switches from a network, so that trees can be packed among the terminals alone, in integers.
 
-An arc u → w into a switch and an arc w → t out of it are *split off*: some of their capacity becomes an arc u → t.
-Where as much leaves every switch as enters it, all of it can be split off so that every terminal still receives what
-all roots send (Bang-Jensen, Frank and Jackson 1995; for AllGather arXiv 2402.06787), and then arborescences of these
-roots exist (:mod:`~blinkccl.trees.packing.integral`). Of a pair no more may be split off than is spare in every cut
-that loses by it: one with u and t on the source's side and w on the other, or with w there and u and t here.
+An arc u → w into a switch and an arc w → t out of it are *split off*: some of their capacity becomes an arc u → t. If
+every switch has equal capacity in and out, all of it can be split off, and every terminal still receives the data of
+all roots (Bang-Jensen, Frank and Jackson 1995; for AllGather arXiv 2402.06787). Then arborescences of these roots
+exist (:mod:`~blinkccl.trees.packing.integral`). Splitting a pair reduces every cut with u and t on one side and w on
+the other. The slack of these cuts limits the units of the pair.
 
-Which pairs are taken first is free, and decides how deep trees become. Tried are two plans for the whole switch, which
-one test of all cuts accepts or not: each end gives equal parts to the ends of the same place in all other groups that
-the switch joins, as rails do, or to all ends of other groups. Where neither is accepted, pairs are split one by one,
-those of the rails first.
+The order of pairs is free, and it determines the depth of trees. First, two plans for the whole switch are tried, each
+with one test of all cuts. In the first plan each end sends equal parts to the ends with the same index in all other
+groups that the switch joins (rails). In the second it sends to all ends of other groups. If both fail, pairs are split
+one by one, pairs of the rails first.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from blinkccl.trees.packing.integral import Arborescence
 from blinkccl.trees.packing.native_flows import INFINITE, admissible
 from blinkccl.trees.packing.network import Arc, FlowNetwork, Hop, Hops
 
-#: Maximum flows for pairs that are split one by one, at most: a minute or two.
+#: Most maximum flows for pairs that are split one by one: a minute or two.
 MOST_FLOWS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Direct:
-    """The ``network`` of the terminals alone; ``ways``, the hops that each arc stands for, and the units of each."""
+    """The ``network`` of the terminals alone. ``ways`` are the hops of each arc, with their units."""
 
     network: FlowNetwork
     ways: Mapping[Arc, tuple[tuple[Hop, int], ...]]
 
     def unfolded(self, trees: Sequence[Arborescence]) -> list[tuple[int, int, Hops]]:
-        """(root, units, hops) of trees that fit into the arcs: trees that fit into the network with its switches.
+        """(root, units, hops) of trees in the network with its switches, from trees that fit into the arcs.
 
-        A tree whose arcs stand for several hops each may become several trees.
+        A tree may become several trees if its arcs stand for several hops.
         """
         left = {arc: list(ways) for arc, ways in self.ways.items()}
-        found = []
+        unfolded = []
         for tree in sorted(trees, key=lambda tree: -tree.multiplicity):
-            wanted = tree.multiplicity
-            while wanted:
-                best = [min(left[arc], key=lambda way: (way[1] < wanted, abs(way[1] - wanted))) for arc in tree.arcs]
-                units = min([wanted, *(there for _, there in best)])
-                for arc, (hop, there) in zip(tree.arcs, best, strict=True):
-                    left[arc].remove((hop, there))
-                    left[arc] += [(hop, there - units)] * (there > units)
-                found.append((tree.root, units, tuple(hop for hop, _ in best)))
-                wanted -= units
-        return found
+            missing = tree.multiplicity
+            while missing:
+                best = [min(left[arc], key=lambda way: (way[1] < missing, abs(way[1] - missing))) for arc in tree.arcs]
+                units = min([missing, *(width for _, width in best)])
+                for arc, (hop, width) in zip(tree.arcs, best, strict=True):
+                    left[arc].remove((hop, width))
+                    left[arc] += [(hop, width - units)] * (width > units)
+                unfolded.append((tree.root, units, tuple(hop for hop, _ in best)))
+                missing -= units
+        return unfolded
 
 
 def without_transit(network: FlowNetwork, demand: Mapping[int, int]) -> Direct | None:
     """The network without its switches, in which ``demand[r]`` units from every root r still reach every terminal.
 
-    They must do so in ``network``. None where they do not: some switch gives out less than it takes in, or more, or
-    there are too many pairs to look at.
+    They must reach every terminal in ``network``. None if some switch has different capacities in and out, such that
+    not all units reach their terminals, or if there are too many pairs to test.
     """
     for trusting in (True, False):
         splitting = _Splitting(network, demand, trusting=trusting)
@@ -70,7 +70,7 @@ def without_transit(network: FlowNetwork, demand: Mapping[int, int]) -> Direct |
 
 
 class _Splitting:
-    """One pass over all switches. ``trusting`` takes rails untested: one test at the end mostly accepts them all."""
+    """One pass over all switches. ``trusting`` uses rails untested; mostly, a final test accepts them all at once."""
 
     def __init__(self, network: FlowNetwork, demand: Mapping[int, int], *, trusting: bool) -> None:
         self.trusting = trusting
@@ -78,7 +78,7 @@ class _Splitting:
         self.demand = [demand.get(v, 0) for v in range(network.terminals)]
         self.capacity = dict(network.capacity)
         self.ways: dict[Arc, list[tuple[Hop, int]]] = {arc: [(arc, c)] for arc, c in network.capacity.items()}
-        self.left = set(range(network.terminals, network.n))  # transit that is still there
+        self.left = set(range(network.terminals, network.n))  # remaining transit
 
     def run(self) -> Direct | None:
         while self.left:
@@ -107,13 +107,13 @@ class _Splitting:
             plan = self._one_by_one(w, into, out, plans[0])
         for (u, t), units in plan.items():
             self._split(u, w, t, units)
-        for arc in [arc for arc in self.capacity if w in arc]:  # what no tree needs
+        for arc in [arc for arc in self.capacity if w in arc]:  # capacity that no tree needs
             del self.capacity[arc]
         self.left.remove(w)
         return True
 
     def _groups(self, w: int, ends: Sequence[int]) -> list[list[int]]:
-        """The ends of w by what joins them without any switch; each by itself where that joins all."""
+        """The ends of w, grouped by connection without switches; each end is its own group if all are connected."""
         near: dict[int, list[int]] = {}
         for u, v in self.capacity:
             if u not in self.left and v not in self.left:
@@ -133,7 +133,7 @@ class _Splitting:
         return list(groups.values()) if len(groups) > 1 else [[v] for v in ends]
 
     def _may_be(self, w: int, plan: Mapping[Arc, int]) -> bool:
-        """Whether everything still fits with ``plan`` in place of the switch."""
+        """True if all demands still fit with ``plan`` in place of the switch."""
         capacity = {arc: c for arc, c in self.capacity.items() if w not in arc}
         for (u, t), units in plan.items():
             capacity[u, t] = capacity.get((u, t), 0) + units
@@ -143,16 +143,16 @@ class _Splitting:
     def _one_by_one(
         self, w: int, into: Mapping[int, int], out: Mapping[int, int], first: Mapping[Arc, int]
     ) -> dict[Arc, int]:
-        """Pairs as far as they may be split: at first as ``first`` has them, then whatever is left."""
+        """Units per pair that may be split off: first up to those of ``first``, then the rest in any pairs."""
         capacity, split, order = dict(self.capacity), dict.fromkeys(first, 0), list(range(self.terminals))
         others = sorted(
             ((u, t) for u in into for t in out), key=lambda pair: (pair not in first, pair[0] == pair[1], pair)
         )
         for (u, t), most in [*first.items(), *((pair, INFINITE) for pair in others)]:
-            wanted = min(most, capacity.get((u, w), 0), capacity.get((w, t), 0))
-            if wanted:
+            limit = min(most, capacity.get((u, w), 0), capacity.get((w, t), 0))
+            if limit:
                 arcs = tuple((a, b, c) for (a, b), c in capacity.items() if c)
-                units = admissible(FlowNetwork(self.n, self.terminals, arcs), self.demand, (u, w, t), wanted, order)
+                units = admissible(FlowNetwork(self.n, self.terminals, arcs), self.demand, (u, w, t), limit, order)
                 split[u, t] = split.get((u, t), 0) + units
                 capacity[u, w] -= units
                 capacity[w, t] -= units
@@ -173,7 +173,7 @@ class _Splitting:
 
 
 def _straight(hop: Hop) -> Hop:
-    """The hop without the rounds in it: a switch that was taken out earlier may lie on the way to a later one twice."""
+    """The hop without cycles. A switch removed earlier may be twice on a path through a later one."""
     way: list[int] = []
     for v in hop:
         if v in way:
@@ -184,7 +184,7 @@ def _straight(hop: Hop) -> Hop:
 
 
 def _rails(groups: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-    """For each end those of the same place in all other groups."""
+    """For each end, the ends with the same index in all other groups."""
     return {
         v: [other[place % len(other)] for other in groups if other is not group]
         for group in groups
@@ -199,7 +199,7 @@ def _all_others(groups: Sequence[Sequence[int]]) -> dict[int, list[int]]:
 def _shared(
     into: Mapping[int, int], out: Mapping[int, int], partners: Mapping[int, Sequence[int]]
 ) -> Iterator[tuple[Arc, int]]:
-    """Equal parts of what each end has, to partners that have the same for it, and what is left as it comes."""
+    """Units per pair of partners: equal parts of the capacity of both ends, then the rest in the order of pairs."""
     pairs = [(u, t) for u in into for t in partners[u] if t in out]
     leaving, entering = dict(into), dict(out)
     from_each, to_each = Counter(u for u, _ in pairs), Counter(t for _, t in pairs)
@@ -216,5 +216,5 @@ def _shared(
 
 
 def all_reach(network: FlowNetwork, demand: Sequence[int]) -> bool:
-    """Whether every terminal can receive ``demand[r]`` units from each terminal r at once."""
+    """True if every terminal can receive ``demand[r]`` units from all terminals r at once."""
     return next(short_cuts(network, demand), None) is None

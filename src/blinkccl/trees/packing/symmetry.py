@@ -1,9 +1,9 @@
-"""Symmetry of a network: automorphisms that turn the digits of its terminals' numbers.
+"""Symmetry of a network: automorphisms that rotate the digits of its terminals' numbers.
 
-With terminals numbered 0 … n−1 and s·r a divisor of n, "the digit of stride s plus one, modulo r" moves terminal t to
-t + s, or back by s·(r−1) where that digit is r−1. Tried are all such moves, each verified arc by arc; those on digits
-that do not overlap form a group, and the largest such group is taken. Rings, tori, hypercubes, cliques, GPUs behind one
-switch, equal servers and their rails are all seen so, whatever they are called; a network without symmetry has the
+Terminals have numbers 0 … n−1, and s·r divides n. The move "digit of stride s plus one, modulo r" maps terminal t to
+t + s, or back by s·(r−1) if that digit is r−1. All such moves are tried, and each is verified arc by arc. Moves of
+digits that do not overlap form a group; the largest such group is selected. This detects rings, tori, hypercubes,
+cliques, GPUs behind one switch, equal servers and their rails, under any name. A network without symmetry has the
 identity alone.
 """
 
@@ -23,10 +23,10 @@ Permutation = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Symmetry:
-    """``moves`` are a group of automorphisms, the identity first; only it keeps a terminal in its place.
+    """A group of automorphisms ``moves``, the identity first. Every other move changes every terminal.
 
-    ``roots`` has one terminal of each orbit, the least. ``turns`` generate the group: each move is a product of their
-    powers, in one way.
+    ``roots`` has the least terminal of each orbit. ``turns`` generate the group: each move is a unique product of their
+    powers.
     """
 
     moves: tuple[Permutation, ...]
@@ -35,7 +35,7 @@ class Symmetry:
 
     @cached_property
     def home(self) -> dict[int, tuple[int, Permutation]]:
-        """For each terminal its orbit's root, and the move that brings that here."""
+        """For each terminal, its orbit's root and the move that maps this root to it."""
         return {move[root]: (root, move) for root in self.roots for move in self.moves}
 
 
@@ -46,7 +46,7 @@ def no_symmetry(network: FlowNetwork) -> Symmetry:
 
 @lru_cache(maxsize=64)
 def symmetry_of(network: FlowNetwork) -> Symmetry:
-    """The largest group of turned digits. Cost: a look at all arcs per pair of a stride and a radix."""
+    """The largest group of digit rotations. Cost: a pass over all arcs per pair of stride and radix."""
     identity = tuple(range(network.n))
     moves = [identity]
     turns = _generators(network)
@@ -55,12 +55,12 @@ def symmetry_of(network: FlowNetwork) -> Symmetry:
         for _ in range(radix - 1):
             powers.append(_after(generator, powers[-1]))
         moves = [_after(power, move) for power in powers for move in moves]
-    seen: set[int] = set()
+    covered: set[int] = set()
     roots = []
     for v in range(network.terminals):
-        if v not in seen:
+        if v not in covered:
             roots.append(v)
-            seen.update(move[v] for move in moves)
+            covered.update(move[v] for move in moves)
     return Symmetry(tuple(moves), tuple(roots), tuple(turn for turn, _ in turns))
 
 
@@ -69,7 +69,7 @@ def _after(second: Permutation, first: Sequence[int]) -> Permutation:
 
 
 def _generators(network: FlowNetwork) -> list[tuple[Permutation, int]]:
-    """Automorphisms of digits that do not overlap, with their radices: the largest group, by the fewest of them."""
+    """Generators, with their radices, of the largest group of digits that do not overlap; as few as possible."""
     n = network.terminals
     mover = _Mover(network)
     best: dict[int, tuple[int, int, list[tuple[Permutation, int]]]] = {1: (1, 0, [])}
@@ -78,17 +78,17 @@ def _generators(network: FlowNetwork) -> list[tuple[Permutation, int]]:
             continue
         order, fewer, chosen = best[stride]
         for radix in (r for r in range(2, n // stride + 1) if n // stride % r == 0):
-            found = mover.turned(stride, radix)
+            turn = mover.turned(stride, radix)
             offer = (order, fewer, chosen)
-            if found is not None and all(_after(found, other) == _after(other, found) for other, _ in chosen):
-                offer = (order * radix, fewer - 1, [*chosen, (found, radix)])
+            if turn is not None and all(_after(turn, other) == _after(other, turn) for other, _ in chosen):
+                offer = (order * radix, fewer - 1, [*chosen, (turn, radix)])
             if offer[:2] > best.get(stride * radix, (0, 0))[:2]:
                 best[stride * radix] = offer
     return max(best.values(), key=lambda offer: offer[:2])[2]
 
 
 class _Mover:
-    """Tries to extend a permutation of the terminals to an automorphism."""
+    """Extension of permutations of the terminals to automorphisms."""
 
     def __init__(self, network: FlowNetwork) -> None:
         self._network = network
@@ -97,39 +97,39 @@ class _Mover:
             back = network.capacity.get((v, u), 0)
             self._near[u][v] = (c, back)
             self._near[v].setdefault(u, (back, c))
-        self._alike = [sorted(widths.values()) for widths in self._near]
+        self._widths = [sorted(widths.values()) for widths in self._near]
 
     def turned(self, stride: int, radix: int) -> Permutation | None:
-        """The automorphism that turns this digit, of order ``radix``; None where there is none, or it is not found."""
+        """The automorphism of order ``radix`` that rotates this digit; None if it does not exist or is not found."""
         clock.look()
         n = self._network.terminals
         wrap = stride * (radix - 1)
         image = [t + stride if t // stride % radix < radix - 1 else t - wrap for t in range(n)]
-        if any(self._alike[t] != self._alike[moved] for t, moved in enumerate(image)):
+        if any(self._widths[t] != self._widths[moved] for t, moved in enumerate(image)):
             return None
-        found = self._extended(image)
-        if found is None:
+        move = self._extended(image)
+        if move is None:
             return None
         capacity = self._network.capacity
-        if any(capacity.get((found[u], found[v])) != c for u, v, c in self._network.arcs):
+        if any(capacity.get((move[u], move[v])) != c for u, v, c in self._network.arcs):
             return None
-        power = found
+        power = move
         for _ in range(radix - 1):
-            power = _after(found, power)
-        return found if power == tuple(range(self._network.n)) else None
+            power = _after(move, power)
+        return move if power == tuple(range(self._network.n)) else None
 
     def _extended(self, image: Sequence[int]) -> Permutation | None:
-        """Transit follows its neighbours; of such with the same neighbours the lower go to the lower."""
+        """``image`` extended to transit by the images of neighbours; equal neighbours keep their ascending order."""
         mapped = dict(enumerate(image))
         waiting = list(range(self._network.terminals, self._network.n))
         while waiting:
             taken = set(mapped.values())
-            wanted = self._by_neighbours(waiting, mapped)
-            offered = self._by_neighbours([w for w in range(self._network.n) if w not in taken], {w: w for w in taken})
-            if not wanted:
+            sources = self._by_neighbours(waiting, mapped)
+            targets = self._by_neighbours([w for w in range(self._network.n) if w not in taken], {w: w for w in taken})
+            if not sources:
                 return None
-            for key, vertices in wanted.items():
-                images = offered.get(key, [])
+            for key, vertices in sources.items():
+                images = targets.get(key, [])
                 if len(images) != len(vertices):
                     return None
                 mapped.update(zip(vertices, images, strict=True))
@@ -139,23 +139,23 @@ class _Mover:
     def _by_neighbours(
         self, vertices: Sequence[int], mapped: dict[int, int]
     ) -> dict[frozenset[tuple[int, tuple[int, int]]], list[int]]:
-        """The vertices by the images of their neighbours; those of which no neighbour has one are left out."""
-        found: dict[frozenset[tuple[int, tuple[int, int]]], list[int]] = {}
+        """The vertices by the images of their neighbours, without vertices that have no mapped neighbour."""
+        by_key: dict[frozenset[tuple[int, tuple[int, int]]], list[int]] = {}
         for v in vertices:
             key = frozenset((mapped[u], widths) for u, widths in self._near[v].items() if u in mapped)
             if key:
-                found.setdefault(key, []).append(v)
-        return found
+                by_key.setdefault(key, []).append(v)
+        return by_key
 
 
 def folded(network: FlowNetwork, orbit: Mapping[Arc, Arc]) -> dict[Arc, int]:
-    """What all arcs of each orbit hold together."""
+    """Total capacity of the arcs of each orbit."""
     size = Counter(orbit.values())
     return {name: network.capacity[name] * size[name] for name in size}
 
 
 def arc_orbits(network: FlowNetwork, moves: Sequence[Sequence[int]]) -> dict[Arc, Arc]:
-    """Each arc's orbit under a group, named by its least member."""
+    """The orbit of each arc under a group, named by its least arc."""
     orbit: dict[Arc, Arc] = {}
     for u, v, _ in sorted(network.arcs):
         if (u, v) not in orbit:

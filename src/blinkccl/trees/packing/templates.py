@@ -1,7 +1,7 @@
-"""Templates: the trees of one root per orbit, moved by a network's symmetry to all others.
+"""Templates: the trees of one root per orbit, which the network's symmetry moves to all other roots.
 
-An AllGather's trees so moved load all arcs of an orbit equally: hops in the orbit × moves / size of the orbit. The
-packing problem shrinks to one row per orbit of arcs and one group per orbit of terminals, whatever their number.
+The moved trees of an AllGather load all arcs of an orbit equally: hops in the orbit × moves / size of the orbit. The
+packing problem shrinks to one row per orbit of arcs and one group per orbit of terminals, for any number of terminals.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from blinkccl.trees.packing.symmetry import Symmetry, arc_orbits, folded
 
 @dataclass(frozen=True, slots=True)
 class TemplatePacking:
-    """``rate`` per root, templates whose weights sum to it for each root, and prices that prove ``bound`` per root.
+    """A ``rate`` per root, templates whose weights sum to it for each root, and prices that prove ``bound`` per root.
 
-    Prices are per arc, equal within an orbit; there are none where ``rate`` is the target, proved beforehand.
+    Prices are per arc, and equal within an orbit. ``prices`` is empty if ``rate`` is the target, proved beforehand.
     """
 
     rate: Fraction
@@ -40,9 +40,9 @@ def rotated(hops: Hops, move: Sequence[int]) -> Hops:
 def pack_templates(
     network: FlowNetwork, symmetry: Symmetry, target: Fraction | None, seeds: Iterable[tuple[int, Hops]] = ()
 ) -> TemplatePacking:
-    """The best mix of templates, as :func:`~blinkccl.trees.packing.columns.pack_columns` finds it.
+    """The best mix of templates, by :func:`~blinkccl.trees.packing.columns.pack_columns`.
 
-    ``target`` is a proved upper bound per root; ``seeds``, roots with trees, are preferred where they reach it.
+    ``target`` is a proved upper bound per root. ``seeds`` (roots with trees) are preferred if they reach it.
     """
     orbit = arc_orbits(network, symmetry.moves)
     oracle = _template_oracle(network, symmetry, orbit)
@@ -83,7 +83,7 @@ def _template_oracle(network: FlowNetwork, symmetry: Symmetry, orbit: dict[Arc, 
 def symmetric_hops(
     network: FlowNetwork, symmetry: Symmetry, prices: Prices
 ) -> tuple[list[list[Any]], Callable[[int, int], Hop]]:
-    """As :func:`~blinkccl.trees.packing.oracles.cheapest_hops`, under prices that moves keep: a Dijkstra per orbit."""
+    """:func:`~blinkccl.trees.packing.oracles.cheapest_hops` under symmetric prices, with a Dijkstra run per orbit."""
     size = network.terminals
     cost: list[list[Any]] = [[None] * size for _ in range(size)]
     before: dict[int, dict[int, int]] = {}
@@ -103,15 +103,16 @@ def symmetric_hops(
     return cost, hop
 
 
-# Layered templates. In a switchless network every tree of least depth hangs each vertex below one that is nearer to the
-# root, and any choice of such parents is a tree. So mixes of k templates of equal weight are the solutions of a flow:
-# k units for every vertex and root, each to the orbit of the arc by which it is entered, as far as that has room.
-#: Numbers of templates per root that are tried before the rate's own numerator, which is enough if any number is.
+# Layered templates. In a switchless network, a tree of shortest paths gives each vertex a parent nearer to the root,
+# and any choice of such parents is a tree. So mixes of k templates of equal weight are the solutions of a flow problem.
+# It has k units for every pair of root and vertex, and each unit goes to the orbit of the arc that enters the vertex,
+# within the room of the orbit.
+#: Numbers of templates per root to try before the numerator of the rate, which suffices if any number does.
 FEW_TEMPLATES = 16
 
 
 def layered_templates(network: FlowNetwork, symmetry: Symmetry, rate: Fraction) -> tuple[OutTree, ...] | None:
-    """Templates of the least depth possible that reach ``rate`` per root; None where there are none."""
+    """Templates of the least possible depth that reach ``rate`` per root; None if there are none."""
     orbit = arc_orbits(network, symmetry.moves)
     entering = {root: _layers(network, orbit, root) for root in symmetry.roots}
     if any(len(choices) < network.n - 1 for choices in entering.values()):
@@ -125,7 +126,7 @@ def layered_templates(network: FlowNetwork, symmetry: Symmetry, rate: Fraction) 
 
 
 def _layers(network: FlowNetwork, orbit: dict[Arc, Arc], root: int) -> dict[int, dict[Arc, Arc]]:
-    """For every vertex the arcs that enter it from one step nearer to the root, one per orbit; by distance."""
+    """For every vertex, by distance, the arcs that enter it from one step nearer to the root, one per orbit."""
     distance = {root: 0}
     entering: dict[int, dict[Arc, Arc]] = {}
     queue = [root]
@@ -142,9 +143,9 @@ def _layers(network: FlowNetwork, orbit: dict[Arc, Arc], root: int) -> dict[int,
 def _dealt(
     entering: dict[int, dict[int, dict[Arc, Arc]]], room: dict[Arc, int], count: int
 ) -> dict[tuple[int, int], list[tuple[Arc, int]]] | None:
-    """``count`` arcs for every root and vertex, as many from an orbit as it has room for; None if that cannot be.
+    """``count`` arcs for every root and vertex, within the room of each orbit; None if impossible.
 
-    Arcs stand with how many times: counts may have ten digits.
+    Arcs have multiplicities, because counts may have ten digits.
     """
     places = [(root, v) for root, choices in entering.items() for v in choices]
     names = {name: len(places) + i for i, name in enumerate(room)}
@@ -169,7 +170,7 @@ def _dealt(
 def _as_templates(
     chosen: dict[tuple[int, int], list[tuple[Arc, int]]], count: int, rate: Fraction
 ) -> tuple[OutTree, ...]:
-    """Equal templates as one. The arcs of a vertex are in the order of orbits, so that many are."""
+    """Templates, with equal ones merged. The order of arcs by orbit makes many templates equal."""
     trees: dict[tuple[int, Hops], int] = {}
     for root in dict.fromkeys(root for root, _ in chosen):
         rows = [list(reversed(arcs)) for (mine, _), arcs in chosen.items() if mine == root]

@@ -1,11 +1,11 @@
 """Two binary trees in which no vertex but a root has children in both (Sanders, Speck, Träff 2009).
 
-Each carries half of the data, so every port is used at most once in either direction: behind a switch that is
-a broadcast (or reduction) at full rate in logarithmic depth.
+Each tree carries half of the data, so every port is used at most once in either direction. Behind a switch this is a
+broadcast (or reduction) at full rate in logarithmic depth.
 
-With ``bit`` the lowest set bit of r among 0 … n−1: the parent of r is (r ^ bit) | (bit << 1), or r ^ bit if
-that is n or more; 0 is the root (NCCL's numbering). So the inner vertices are even, and moving every vertex to
-one of the other parity gives the second tree.
+Let ``bit`` be the lowest set bit of r among 0 … n−1. The parent of r is (r ^ bit) | (bit << 1), or r ^ bit if that is n
+or more; 0 is the root (NCCL's numbering). So the inner vertices are even, and moving every vertex to one of the other
+parity gives the second tree.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     τ(G) = min over partitions P of the vertices of cap(P) / (|P| − 1)        (Tutte 1961, Nash-Williams 1961)
 
-with cap(P) the undirected width between blocks. A partition that attains τ is the certificate. The trees are
-found without any solver: scale the widths by the denominator of τ = p/q, direct every link (split its width
-into the two directions) so that p can flow from a root to everybody, and pack p arborescences in that. Each
-tree is used once upward and once downward, so every link's two directions are equally full.
+with cap(P) the undirected width between blocks. A partition that attains τ is the certificate. The trees are computed
+without a solver, in three steps. Scale the widths by the denominator of τ = p/q. Direct every link (split its width
+into the two directions) such that p units can flow from a root to every vertex. Pack p arborescences in the directed
+network. Each tree is used once upward and once downward, so both directions of every link are equally full.
 
-Packing the *directed* graph and using it for both phases would give λ/2, up to a third below this
-(0.667 in the worst allocation of a DGX-1V); this is what the paper's "create an undirected graph" is.
+A packing of the *directed* graph, used for both phases, would give λ/2, up to a third less (0.667 in the worst
+allocation of a DGX-1V). So this module implements the paper's "create an undirected graph".
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Widths = dict[Arc, int]
 
 
 def undirected_widths(network: FlowNetwork) -> Widths:
-    """Width of each undirected edge of a switchless symmetric network; other networks are a PackingError."""
+    """Width of each undirected edge of a switchless symmetric network. PackingError for other networks."""
     if not network.switchless or not network.symmetric:
         raise PackingError("undirected packing needs symmetric links and no transit vertices")
     return {(u, v): c for u, v, c in network.arcs if u < v}
 
 
 def strength(n: int, widths: Mapping[Arc, int]) -> tuple[Fraction, tuple[tuple[int, ...], ...]]:
-    """τ and a partition that attains it, coarse enough to show the bottleneck; PackingError where vertices are apart.
+    """τ and a partition that attains it, coarse enough to show the bottleneck. PackingError if not connected.
 
-    Newton's method on min over P of cap(P) − λ(|P| − 1); each step is n maximum flows
-    (the greedy algorithm of the Dilworth truncation, merging tight sets; Cunningham 1985).
+    Newton's method on min over P of cap(P) − λ(|P| − 1). Each step is n maximum flows (the greedy algorithm of the
+    Dilworth truncation, merging tight sets; Cunningham 1985).
     """
     if n < 2:
         raise PackingError("spanning trees need at least two vertices")
@@ -59,7 +59,7 @@ def strength(n: int, widths: Mapping[Arc, int]) -> tuple[Fraction, tuple[tuple[i
 def _coarsened(
     widths: Mapping[Arc, int], blocks: tuple[tuple[int, ...], ...], rate: Fraction
 ) -> tuple[tuple[int, ...], ...]:
-    """Join two blocks with exactly ``rate`` between them for as long as there are such: the partition stays tight."""
+    """Merge two blocks with exactly ``rate`` between them while there are any; the partition stays tight."""
     while len(blocks) > 2:
         home = {v: i for i, block in enumerate(blocks) for v in block}
         between: Counter[Arc] = Counter()
@@ -76,13 +76,13 @@ def _coarsened(
 
 
 def crossing(widths: Mapping[Arc, int], blocks: Iterable[Iterable[int]]) -> int:
-    """Total width between different ones of these blocks, which need not hold every vertex."""
+    """Total width between different blocks, which need not hold every vertex."""
     home = {v: i for i, block in enumerate(blocks) for v in block}
     return sum(w for (u, v), w in widths.items() if u in home and v in home and home[u] != home[v])
 
 
 def _least_partition(n: int, widths: Mapping[Arc, int], rate: Fraction) -> tuple[Fraction, tuple[tuple[int, ...], ...]]:
-    """min over partitions of cap(P) − rate·(|P| − 1), times rate's denominator, and its partition."""
+    """The minimum over partitions of cap(P) − rate·(|P| − 1), times rate's denominator, and its partition."""
     p, q = rate.numerator, rate.denominator
     part = list(range(n))
     share: list[int] = []  # twice the greedy solution: x(X) ≤ d(X)·q/2 − p for every X, tight on every part
@@ -104,9 +104,9 @@ def _least_partition(n: int, widths: Mapping[Arc, int], rate: Fraction) -> tuple
 
 
 class _Terms:
-    """Minima of widths leaving a set plus a term for each member, over sets that hold some vertices and not others.
+    """Minimiser over vertex sets of the width that leaves a set plus a term per member, with fixed in- and outsiders.
 
-    One graph for all of them: a source before every vertex and a sink behind it.
+    All minima use one graph, with a source before every vertex and a sink after it.
     """
 
     def __init__(self, n: int, widths: Mapping[Arc, int]) -> None:
@@ -119,15 +119,15 @@ class _Terms:
         self._out = [self._graph.add(v, n + 1, 0) for v in range(n)]
 
     def least(self, terms: Sequence[int], inside: Iterable[int], outside: Iterable[int]) -> int:
-        """The minimum; vertices without a term have none, and those of ``inside`` and ``outside`` do not count."""
-        held, kept_out = frozenset(inside), frozenset(outside)
+        """The minimum. Vertices beyond ``terms``, and those of ``inside`` and ``outside``, have term 0."""
+        held, barred = frozenset(inside), frozenset(outside)
         infinite = 2 * self._wide + sum(map(abs, terms)) + 1
         constant = 0
         for v in range(self._n):
-            term = terms[v] if v < len(terms) and v not in held and v not in kept_out else 0
+            term = terms[v] if v < len(terms) and v not in held and v not in barred else 0
             constant += min(term, 0)
             self._graph.set_capacity(self._into[v], infinite if v in held else max(-term, 0))
-            self._graph.set_capacity(self._out[v], infinite if v in kept_out else max(term, 0))
+            self._graph.set_capacity(self._out[v], infinite if v in barred else max(term, 0))
         self._graph.reset()
         return self._graph.max_flow(self._n, self._n + 1) + constant
 
@@ -138,7 +138,7 @@ class _Terms:
 
 @dataclass(frozen=True, slots=True)
 class TreePacking:
-    """``trees`` (as arborescences from their centres) with multiplicities that sum to τ × ``scale``, rounded down."""
+    """``trees``, as arborescences from their centres; their multiplicities sum to τ × ``scale``, rounded down."""
 
     rate: Fraction
     scale: int
@@ -149,8 +149,8 @@ class TreePacking:
 def pack_trees(network: FlowNetwork, *, few: bool = False, loss: Fraction = Fraction(0)) -> TreePacking:
     """A maximum packing of undirected spanning trees, each rooted at its centre, with its certificate.
 
-    ``few`` tries every vertex as the root that the links are directed from, and keeps the packing of fewest trees.
-    ``loss`` is a part of τ that may be missing, for multiplicities with a smaller sum.
+    ``few`` directs the links from every vertex in turn, and keeps the packing with the fewest trees. ``loss`` is a
+    fraction of τ that may be lost for multiplicities with a smaller sum.
     """
     widths = undirected_widths(network)
     rate, blocks = strength(network.n, widths)
@@ -166,16 +166,16 @@ def pack_trees(network: FlowNetwork, *, few: bool = False, loss: Fraction = Frac
 
 
 def most_central(network: FlowNetwork) -> int:
-    """The terminal with the least eccentricity in hops, the lowest one among equals."""
+    """The terminal with the least eccentricity in hops; the lowest number among equals."""
     return min(range(network.terminals), key=lambda v: (network.eccentricity(v), v))
 
 
 def direct(n: int, widths: Mapping[Arc, int], root: int, demand: int) -> FlowNetwork:
-    """Split every width into two directions so that ``demand`` ≤ τ can flow from ``root`` to each vertex.
+    """Split every width into two directions such that ``demand`` ≤ τ can flow from ``root`` to each vertex.
 
-    Only the in-degrees m matter: an orientation is good iff m(X) ≥ i(X) + demand for every nonempty set X
-    without the root, i(X) being the width inside X (Frank 1980). The least such m is found greedily with
-    one minimum cut per vertex, then realised by one maximum flow.
+    Only the in-degrees m matter. An orientation is valid iff m(X) ≥ i(X) + demand for every nonempty set X without the
+    root, where i(X) is the width inside X (Frank 1980). A greedy algorithm computes the least such m with one minimum
+    cut per vertex, and one maximum flow realises it.
     """
     degree = [0] * n
     for (u, v), w in widths.items():
@@ -188,16 +188,16 @@ def direct(n: int, widths: Mapping[Arc, int], root: int, demand: int) -> FlowNet
             entering[v] -= _slack(terms, degree, entering, v, root) - demand
     entering[root] = sum(widths.values()) - sum(entering[v] for v in range(n) if v != root)
     if entering[root] < 0:
-        raise InternalError(f"the links cannot be directed for {demand} trees from {root}")
+        raise InternalError(f"no orientation of the links fits {demand} trees from {root}")
     return _realised(n, widths, entering)
 
 
 def _slack(terms: _Terms, degree: list[int], entering: list[int], v: int, root: int) -> int:
-    """min over X with v ∈ X, root ∉ X of entering(X) − i(X)."""
+    """The minimum over X with v ∈ X, root ∉ X of entering(X) − i(X)."""
     twice = [2 * m - d for m, d in zip(entering, degree, strict=True)]  # 2·(m(X) − i(X)) = Σ (2m − deg) over X, + d(X)
     doubled = twice[v] + terms.least(twice, inside=[v], outside=[root])
     if doubled % 2:
-        raise InternalError("in-degrees and widths do not add up")
+        raise InternalError("the sum of in-degrees and widths is odd")
     return doubled // 2
 
 
@@ -216,12 +216,12 @@ def _realised(n: int, widths: Mapping[Arc, int], entering: list[int]) -> FlowNet
 
 
 def recentred(tree: Arborescence) -> Arborescence:
-    """The same undirected tree rooted at its centre (the lower of two), which halves the depth."""
+    """The same undirected tree with its centre (the lower of two) as root, which halves the depth."""
     way = longest_way(tree.root, tree.arcs)
     root = min(way[(len(way) - 1) // 2], way[len(way) // 2])
     return Arborescence(root, tree.multiplicity, tuple((hop[0], hop[-1]) for hop in rooted_at(root, tree.arcs)))
 
 
 def merge_equal(trees: Iterable[Arborescence]) -> list[Arborescence]:
-    """Equal trees as one, largest first."""
+    """Trees with equal ones merged, largest multiplicity first."""
     return sorted(merged(trees), key=lambda t: (-t.multiplicity, t.root, t.arcs))

@@ -16,7 +16,7 @@ Cost = list[list[Any]]
 DRAW: dict[str, Callable[[Random], Any]] = {
     "ints": lambda dice: dice.randint(0, 20),
     "ties": lambda dice: dice.randint(0, 2),
-    "all alike": lambda _: 1,
+    "all equal": lambda _: 1,
     "fractions": lambda dice: Fraction(dice.randint(0, 30), dice.randint(1, 9)),
     "floats": lambda dice: dice.random(),
 }
@@ -27,7 +27,7 @@ def costs(dice: Random, n: int, draw: Callable[[Random], Any], chance: float) ->
 
 
 def price(cost: Cost, parent: list[int], root: int) -> Any:
-    """What the tree costs; fails unless every vertex leads to the root over arcs that exist."""
+    """Cost of the tree. An assertion checks that every vertex leads to the root over existing arcs."""
     assert parent[root] == -1
     for v in range(len(cost)):
         at, steps = v, 0
@@ -45,7 +45,7 @@ def test_as_cheap_as_networkx(kind: str, seed: int) -> None:
     n = dice.randint(1, 5) if seed < 12 else dice.randint(8, 14)
     cost = costs(dice, n, DRAW[kind], 0.7)
     for u in range(1, n):
-        cost[u][0] = None  # networkx is to root its tree here
+        cost[u][0] = None  # so that networkx takes 0 as root
     graph = nx.DiGraph()
     graph.add_nodes_from(range(n))
     graph.add_weighted_edges_from((u, v, c) for u, row in enumerate(cost) for v, c in enumerate(row) if c is not None)
@@ -59,7 +59,7 @@ def test_as_cheap_as_networkx(kind: str, seed: int) -> None:
 
 
 def test_nested_cycles_are_contracted_twice() -> None:
-    """Two cheap rings in a cheap ring, far from the root: every level of the contraction is needed."""
+    """Two cheap rings in a cheap ring, far from the root, need every level of the contraction."""
     cost: Cost = [[None] * 5 for _ in range(5)]
     for u, v, c in [(0, 1, 50), (0, 3, 49), (1, 2, 1), (2, 1, 1), (3, 4, 1), (4, 3, 1), (2, 3, 5), (4, 1, 5)]:
         cost[u][v] = c
@@ -80,7 +80,7 @@ def symmetric_costs(dice: Random, n: int, draw: Callable[[Random], Any], chance:
 
 @pytest.mark.parametrize("kind", DRAW)
 @pytest.mark.parametrize("seed", range(8))
-def test_where_costs_are_symmetric_prims_tree_is_as_cheap(kind: str, seed: int) -> None:
+def test_prims_tree_is_as_cheap_for_symmetric_costs(kind: str, seed: int) -> None:
     dice = Random(seed)
     n = dice.randint(2, 9)
     cost = symmetric_costs(dice, n, DRAW[kind], 0.6)
@@ -91,5 +91,5 @@ def test_where_costs_are_symmetric_prims_tree_is_as_cheap(kind: str, seed: int) 
         assert price(cost, parent, root) == pytest.approx(price(cost, other, root))
 
 
-def test_prims_tree_is_a_star_where_all_costs_are_alike() -> None:
+def test_prims_tree_is_a_star_for_equal_costs() -> None:
     assert shallow_minimum_tree(5, 3, [[7] * 5 for _ in range(5)]) == [3, 3, 3, -1, 3]

@@ -1,4 +1,4 @@
-"""Bottleneck ratios against every vertex set there is."""
+"""Bottleneck ratios against all vertex sets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_gather_is_the_least_ratio_over_sets(seed: int) -> None:
 
 @pytest.mark.parametrize("size", [6, 40])
 @pytest.mark.parametrize("seed", range(10))
-def test_every_terminal_that_lacks_units_is_shown_by_a_cut(seed: int, size: int) -> None:
+def test_every_terminal_that_lacks_units_has_a_violated_cut(seed: int, size: int) -> None:
     dice = Random(seed)
     network = random_digraph(dice, size, density=0.2)
     units = [dice.randint(0, 2 * seed // size) for _ in range(size)]

@@ -1,4 +1,4 @@
-"""The clock of a search: what looks at it ends when time is up, and nothing half done is remembered."""
+"""The clock of a search: work inside it ends when time is up, and no partial result is cached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.planned import asked
 
 
 class Ticks:
-    """A clock that every look moves on by a second."""
+    """A time source that advances by a second per call."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,9 +24,9 @@ class Ticks:
         return self.now
 
 
-def test_a_clock_ends_what_looks_at_it_and_nothing_else() -> None:
+def test_a_clock_ends_the_work_inside_it_and_no_other() -> None:
     clock.look()
-    ticking = Clock(3, now=Ticks())  # made at 1, so that it ends at 4; a second was for the next word
+    ticking = Clock(3, now=Ticks())  # created at 1, so it ends at 4; the next call gave the time of the first report
     with ticking.running():
         clock.look()
         with pytest.raises(TimeUpError):
@@ -45,12 +45,12 @@ def test_a_clock_keeps_the_best_part_and_the_least_bound() -> None:
     assert (one.part, one.bound) == (Fraction(1, 2), Fraction(5))
 
 
-def test_nothing_half_done_is_remembered() -> None:
-    """What is asked again after an end is found whole."""
+def test_no_partial_result_is_cached() -> None:
+    """The same request is complete after a first search that ran out of time."""
     request = asked("random:10:seed=5", "allgather")
     looks = 0
 
-    def end(heard: Clock) -> None:
+    def end(clock: Clock) -> None:
         nonlocal looks
         looks += 1
         raise TimeUpError("now")

@@ -1,4 +1,4 @@
-"""Trees of equal weight: they span, load what is said, and come near the rate; refusals; the undirected optimum."""
+"""Trees of equal weight: they span, have the stated loads, and come near the rate; refusals; the undirected optimum."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.small_networks import both_ways
 
 @st.composite
 def symmetric_networks(draw: st.DrawFn) -> FlowNetwork:
-    """Up to five terminals and two transit vertices, of which some may be apart."""
+    """Up to five terminals and two transit vertices, not always connected."""
     terminals = draw(st.integers(2, 5))
     n = terminals + draw(st.integers(0, 2))
     pairs = [(u, v) for u in range(n) for v in range(u)]
@@ -40,7 +40,7 @@ def symmetric_networks(draw: st.DrawFn) -> FlowNetwork:
 
 
 def depths(root: int, hops: Sequence[tuple[int, ...]], network: FlowNetwork) -> dict[int, int]:
-    """By terminal; asserts a tree of hops that are there."""
+    """Depth by terminal. Assertions check that the hops exist and form a tree."""
     depth = {root: 0}
     for hop in hops:
         assert hop[0] in depth
@@ -52,13 +52,13 @@ def depths(root: int, hops: Sequence[tuple[int, ...]], network: FlowNetwork) -> 
     return depth
 
 
-def loads(found: EqualTrees, both_ways: bool) -> Counter[Arc]:
+def loads(equal: EqualTrees, both_ways: bool) -> Counter[Arc]:
     load: Counter[Arc] = Counter()
-    for _, part, hops in found.trees:
+    for _, part, hops in equal.trees:
         for arc in (arc for hop in hops for arc in pairwise(hop)):
-            load[arc] += part * found.rate
+            load[arc] += part * equal.rate
             if both_ways:
-                load[arc[::-1]] += part * found.rate
+                load[arc[::-1]] += part * equal.rate
     return load
 
 
@@ -68,17 +68,17 @@ def test_from_every_root(network: FlowNetwork, most: int) -> None:
         rate, side = allgather_rate(network)
     except PackingError:
         return
-    found = equal_trees.from_roots(network, range(network.terminals), rate, most, side)
-    assert 0 < found.rate <= rate
+    equal = equal_trees.from_roots(network, range(network.terminals), rate, most, side)
+    assert 0 < equal.rate <= rate
     parts = Counter[int]()
-    for root, part, hops in found.trees:
+    for root, part, hops in equal.trees:
         parts[root] += part
         depths(root, hops, network)
     assert parts == dict.fromkeys(range(network.terminals), 1)
-    load = loads(found, both_ways=False)
+    load = loads(equal, both_ways=False)
     assert max(load[arc] / c for arc, c in network.capacity.items()) == 1
-    assert all(part.denominator <= most for _, part, _ in found.trees)
-    assert found.depth == max(max(depths(root, hops, network).values()) for root, _, hops in found.trees)
+    assert all(part.denominator <= most for _, part, _ in equal.trees)
+    assert equal.depth == max(max(depths(root, hops, network).values()) for root, _, hops in equal.trees)
 
 
 @given(symmetric_networks(), st.integers(1, 8))
@@ -87,43 +87,43 @@ def test_up_and_down(network: FlowNetwork, most: int) -> None:
         exact = undirected_hops_packing(network)
     except PackingError:
         return
-    found = equal_trees.up_and_down(network, exact.rate, most, exact.prices)
-    assert 0 < found.rate <= exact.rate
-    assert sum(part for _, part, _ in found.trees) == 1
-    for root, _, hops in found.trees:
+    equal = equal_trees.up_and_down(network, exact.rate, most, exact.prices)
+    assert 0 < equal.rate <= exact.rate
+    assert sum(part for _, part, _ in equal.trees) == 1
+    for root, _, hops in equal.trees:
         depths(root, hops, network)
-    load = loads(found, both_ways=True)
+    load = loads(equal, both_ways=True)
     assert max(load[arc] / c for arc, c in network.capacity.items()) == 1
 
 
 @given(symmetric_networks())
 def test_trees_used_twice_are_the_optimum_of_symmetric_links(network: FlowNetwork) -> None:
     try:
-        found = undirected_hops_packing(network)
+        packing = undirected_hops_packing(network)
     except PackingError:
         with pytest.raises(PackingError):
             reduce_broadcast_packing(network)
         return
-    assert found.rate == found.bound == reduce_broadcast_packing(network).rate
-    assert all(found.prices.get((v, u)) == price for (u, v), price in found.prices.items())
-    assert dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), found.prices) == found.bound
+    assert packing.rate == packing.bound == reduce_broadcast_packing(network).rate
+    assert all(packing.prices.get((v, u)) == price for (u, v), price in packing.prices.items())
+    assert dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), packing.prices) == packing.bound
 
 
-def test_who_cannot_reach_all_has_no_trees() -> None:
+def test_a_root_that_cannot_reach_all_has_no_trees() -> None:
     one_way = FlowNetwork(3, 3, ((0, 1, 1), (1, 2, 1)))
     assert equal_trees.from_roots(one_way, [0], Fraction(1), 1).rate == 1
     with pytest.raises(PackingError, match="cannot be reached"):
         equal_trees.from_roots(one_way, [1], Fraction(1), 1)
 
 
-def test_numbers_that_links_cannot_share_out_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three roots send into a pair by two ports: one tree of each cannot share them out, two can."""
+def test_numbers_of_trees_that_leave_links_unfilled_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three roots send into a pair over two ports: one tree per root cannot fill both equally, two trees can."""
     tried = []
-    found = native_flows.equal_trees
+    search = native_flows.equal_trees
 
     def counted(network: FlowNetwork, roots: Sequence[int], *rest: Any) -> Any:
         tried.append(len(roots) // network.terminals)
-        return found(network, roots, *rest)
+        return search(network, roots, *rest)
 
     monkeypatch.setattr(native_flows, "equal_trees", counted)
     pair = both_ways(6, {(0, 1): 100, (0, 5): 2, (1, 5): 2, (2, 5): 100, (3, 5): 100, (4, 5): 100})
@@ -188,7 +188,7 @@ def test_few_trees_of_unequal_weight_go_before_equal_ones() -> None:
     assert sorted(share.weight * 6 for share in forest.shares) == [1, 1, 2, 2]
 
 
-def test_who_has_no_trees_to_choose() -> None:
+def test_plans_without_a_choice_of_trees_refuse_the_option() -> None:
     with pytest.raises(UnsupportedError, match="maximum flow"):
         plan("optimal", "dgx-1v", None, "gather", root=0, max_trees=2)
     with pytest.raises(UnsupportedError, match="trees are given"):
@@ -202,7 +202,7 @@ def test_who_has_no_trees_to_choose() -> None:
 
 @pytest.mark.parametrize("objective", ["least-depth", "fewest-trees", "exact"])
 def test_only_the_default_objective_may_miss_a_hundredth(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stars, which miss half of one: rank 0 has a narrow way out, over which its own block must go but once."""
+    """Stars lose half a hundredth: the narrow link out of rank 0 must carry its own block only once."""
     ports = [(v, 10, 199 if v == 0 else 200) for v in range(10)] + [(10, v, 200) for v in range(10)]
     network, groups = FlowNetwork(11, 10, tuple(sorted(ports))), (tuple(range(10)),)
     stars = [(root, Fraction(1), tuple((root, 10, v) for v in range(10) if v != root)) for root in range(10)]
@@ -217,7 +217,7 @@ def test_only_the_default_objective_may_miss_a_hundredth(objective: str, monkeyp
     every_root.cache_clear()
 
 
-def test_from_one_root_among_many_ranks_where_switches_cannot_be_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broadcast_among_many_ranks_if_switches_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimal_trees, "SOLVED", 16)
     monkeypatch.setattr(optimal_trees, "_whole", lambda *_: ())
     optimal_trees.one_root.cache_clear()

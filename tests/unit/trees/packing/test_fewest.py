@@ -15,7 +15,7 @@ from support.small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, ran
 
 
 def least_by_exhaustion(network: FlowNetwork, root: int, demand: int) -> int:
-    """How many different trees any integral packing of ``demand`` needs."""
+    """The fewest different trees of an integral packing of ``demand``."""
     trees = [frozenset(tree) for tree in out_trees(network, root, network.n - 1)]
     for count in range(1, demand + 1):
         for chosen in itertools.combinations(trees, count):
@@ -42,7 +42,7 @@ def test_no_packing_has_fewer_trees(seed: int) -> None:
 
 @pytest.mark.parametrize("root", range(8))
 def test_four_trees_fill_a_dgx_1v_and_three_do_not(root: int) -> None:
-    """B13 says 6; the root's links are 2, 2, 1 and 1, so 4 are needed, and 4 suffice."""
+    """B13 says 6. The root's links are 2, 2, 1 and 1 wide, so 4 trees are needed, and 4 suffice."""
     network = dgx_1v()
     trees, proved = fewest_arborescences(network, root, 6, pack_arborescences(network, {root: 6}))
     assert (len(trees), proved) == (4, True)
@@ -58,7 +58,7 @@ def test_single_lanes_need_a_tree_each() -> None:
     assert fewest_arborescences(network, 0, 4, known) == (known, True)
 
 
-def test_a_search_without_a_budget() -> None:
+def test_a_search_without_steps_returns_the_known_packing() -> None:
     network = dgx_1v()
     known = pack_arborescences(network, {0: 6})
     trees, proved = fewest_arborescences(network, 0, 6, known, budget=0)

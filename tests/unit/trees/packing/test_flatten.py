@@ -1,4 +1,4 @@
-"""Flattening: the same roots, multiplicities and capacities, and no tree set deeper than before."""
+"""Flattening: the same roots, multiplicities and capacities, and no greater depth than before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.small_networks import (
 
 
 def levels(trees: list[Arborescence], base: int) -> int:
-    """Σ base^depth over all trees and vertices: what the search lowers."""
+    """Σ base^depth over all trees and vertices: the objective that the search lowers."""
     total = 0
     for tree in trees:
         depth = {tree.root: 0}
@@ -73,14 +73,14 @@ def test_a_chain_beside_free_links_becomes_a_star() -> None:
 
 
 def test_two_full_trees_may_only_exchange_parents() -> None:
-    """Every link is full: 0→1→2→3 and 0→2→1→3 can trade at 3 but not sink below depth 2."""
+    """All links are full. The trees 0→1→2→3 and 0→2→1→3 can exchange parents of 3, but not be shallower than 2 hops."""
     trees = [Arborescence(0, 1, ((0, 1), (1, 2), (2, 3))), Arborescence(0, 1, ((0, 2), (2, 1), (1, 3)))]
     flat = flatten(loads(trees), trees)
     assert loads(flat) == loads(trees)
     assert [depth_of(tree) for tree in flat] == [2, 2]
 
 
-def test_where_nothing_can_move_nothing_does() -> None:
+def test_a_ring_stays_unchanged() -> None:
     ring = one_way_ring(5)
     trees = pack_arborescences(ring, {0: 1})
     assert flatten(ring.capacity, trees) == trees

@@ -19,20 +19,20 @@ from support.small_networks import (
 )
 
 
-def test_few_trees_are_fewer_where_it_matters() -> None:
+def test_few_gives_fewer_trees_on_a_dgx_1v() -> None:
     """14 trees serve the AllGather of a DGX-1V at 48/7."""
     scaled, demand = dgx_1v().scaled(7), dict.fromkeys(range(8), 6)
     few = pack_arborescences(scaled, demand, few=True)
     assert len(few) <= 14 < len(pack_arborescences(scaled, demand))
 
 
-def test_equal_trees_become_one_by_root_and_largest_first() -> None:
+def test_equal_trees_are_merged_by_root_and_largest_first() -> None:
     trees = [Arborescence(1, 2, ((1, 0),)), Arborescence(0, 1, ((0, 1),)), Arborescence(1, 3, ((1, 0),))]
     assert merged(trees) == [Arborescence(0, 1, ((0, 1),)), Arborescence(1, 5, ((1, 0),))]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_demand_fits_where_every_set_is_entered_by_enough(seed: int) -> None:
+def test_a_demand_fits_if_enough_capacity_enters_every_set(seed: int) -> None:
     """Frank's condition is necessary and sufficient: Σ {p(r): r ∉ X} ≤ capacity into X, for every X."""
     dice = Random(seed)
     n = dice.randint(2, 5)
@@ -45,11 +45,11 @@ def test_a_demand_fits_where_every_set_is_entered_by_enough(seed: int) -> None:
     if fits:
         assert_packing(network, pack_arborescences(network, demand), demand)
     else:
-        with pytest.raises(PackingError, match="entered by too little"):
+        with pytest.raises(PackingError, match="too little capacity enters"):
             pack_arborescences(network, demand)
 
 
-def test_no_demand_is_no_trees() -> None:
+def test_no_demand_gives_no_trees() -> None:
     assert pack_arborescences(one_way_ring(3), {0: 0}) == []
 
 
@@ -64,7 +64,7 @@ def test_a_vertex_that_nothing_enters_is_a_packing_error() -> None:
         pack_arborescences(FlowNetwork(3, 3, ((0, 1, 1), (1, 0, 1))), {0: 1})
 
 
-def test_arcs_in_another_order_pack_alike() -> None:
+def test_the_order_of_arcs_does_not_matter() -> None:
     network = dgx_1v()
     shuffled = list(network.arcs)
     Random(5).shuffle(shuffled)

@@ -1,4 +1,4 @@
-"""Flows and cuts against networkx, and against each other."""
+"""Flows and cuts against networkx and against each other."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_only_terminals_count_in_a_broadcast() -> None:
     assert broadcast_rate(dead_end, 1) == (0, (1, 2))
 
 
-def test_a_limit_stops_early_and_flow_is_added_on() -> None:
+def test_a_limit_stops_early_and_later_calls_add_flow() -> None:
     graph = FlowGraph.of(dgx_1v())
     assert graph.max_flow(0, 7, limit=2) == 2
     assert graph.max_flow(0, 7) == 4

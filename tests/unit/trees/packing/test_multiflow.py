@@ -1,4 +1,4 @@
-"""All-to-all against scipy's linear program with one commodity per ordered pair; flows taken apart into paths."""
+"""All-to-all against scipy's linear program with one commodity per ordered pair; decomposition into paths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.small_networks import (
 
 
 def concurrent_flow(network: FlowNetwork) -> float:
-    """max x such that x flows between every ordered pair of terminals, each pair a commodity of its own."""
+    """Maximum x such that x flows between every ordered pair of terminals, with one commodity per pair."""
     pairs = list(itertools.permutations(range(network.terminals), 2))
     arcs, n = network.arcs, network.n
     count = len(pairs) * len(arcs) + 1
@@ -46,10 +46,10 @@ def concurrent_flow(network: FlowNetwork) -> float:
 
 
 def assert_paths(
-    ways: Sequence[UnitPath], source: int, target: int, wanted: Fraction | int, used: dict[Arc, int]
+    ways: Sequence[UnitPath], source: int, target: int, total: Fraction | int, used: dict[Arc, int]
 ) -> None:
-    """Simple paths that carry as many units as wanted; ``used`` sums what each arc carries."""
-    assert sum(units for _, units in ways) == wanted
+    """Assert simple paths of ``total`` units, and add their loads to ``used``."""
+    assert sum(units for _, units in ways) == total
     for way, units in ways:
         assert units > 0
         assert (way[0], way[-1]) == (source, target)
@@ -59,7 +59,7 @@ def assert_paths(
 
 
 def assert_multiflow(network: FlowNetwork, flow: Multiflow) -> None:
-    """Whole units over existing paths, as many per pair, which fill an arc; prices that prove the bound."""
+    """Assert paths of equal integer units per pair that fill an arc, and prices that prove the bound."""
     used: dict[Arc, int] = {}
     for s, t in itertools.permutations(range(network.terminals), 2):
         assert_paths(flow.paths(s, t), s, t, flow.units, used)
@@ -76,7 +76,7 @@ def test_exactly_the_linear_program(seed: int) -> None:
 
 
 def pairs_around_switches(sides: int, trunk: int, bypass: int) -> FlowNetwork:
-    """``sides`` switches in a circle with two terminals each, and links that join the terminals of neighbours."""
+    """A circle of ``sides`` switches with two terminals each, and links between the terminals of neighbours."""
     n, widths = 2 * sides, {}
     for i in range(sides):
         near = (i + 1) % sides
@@ -87,26 +87,26 @@ def pairs_around_switches(sides: int, trunk: int, bypass: int) -> FlowNetwork:
 
 
 @pytest.mark.parametrize("network", [pairs_around_switches(*form) for form in ((2, 3, 1), (2, 1, 3), (3, 1, 4))])
-def test_links_that_fewer_moves_reach_count_for_all_of_these(network: FlowNetwork) -> None:
+def test_small_orbits_of_links_count_several_times(network: FlowNetwork) -> None:
     flow = all_to_all(network)
     assert len(flow.symmetry.moves) == network.terminals
     assert_multiflow(network, flow)
     assert float(flow.rate) == pytest.approx(concurrent_flow(network))
 
 
-def test_reference_values() -> None:
+def test_the_rate_has_its_reference_value() -> None:
     assert all_to_all(dgx_1v()).rate == Fraction(3, 8)
     assert all_to_all(one_way_ring(5)).rate == Fraction(1, 10)
 
 
-NOT_ALIKE = [
+IRREGULAR = [
     random_graph(Random(1), 12),
     random_digraph(Random(2), 10),
     random_switched(Random(3), 8, 3, balanced=True),
 ]
 
 
-@pytest.mark.parametrize("network", NOT_ALIKE)
+@pytest.mark.parametrize("network", IRREGULAR)
 def test_growing_prices_come_near_the_linear_program(network: FlowNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     best = all_to_all(network)
     assert best.rate == best.bound
@@ -117,8 +117,8 @@ def test_growing_prices_come_near_the_linear_program(network: FlowNetwork, monke
     assert flow.rate >= 0.95 * flow.bound
 
 
-def test_prices_grow_for_as_long_as_the_flow_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rounds leave this graph a twentieth below its bound, and as many as it needs bring it nearer."""
+def test_prices_grow_until_the_flow_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rounds leave this graph a twentieth below its bound; enough rounds come nearer."""
     network = random_graph(Random(5), 16)
     monkeypatch.setattr(multiflow, "MOST_COLUMNS", 0)
     monkeypatch.setattr(multiflow, "MOST_ROUNDS", 20)
@@ -130,7 +130,7 @@ def test_prices_grow_for_as_long_as_the_flow_is_not_near(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_where_no_units_are_whole_few_are_taken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flows_without_small_denominators_have_few_units(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiflow, "_least_whole", lambda flows, whole: [])
     network = random_network(seed, 6)
     flow = all_to_all(network)
@@ -140,8 +140,8 @@ def test_where_no_units_are_whole_few_are_taken(seed: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_prices_that_fall_short_prove_what_they_can(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No flow reaches their bound: that of the first program is taken, and the gap is stated."""
+def test_weak_prices_give_a_higher_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No flow reaches the bound of these prices. The flow of the program is used, and the plan states both rates."""
     monkeypatch.setattr(multiflow, "_roundings", lambda prices: [dict.fromkeys(prices, Fraction(1))])
     network = random_network(seed, 6)
     flow = all_to_all(network)
@@ -149,12 +149,12 @@ def test_prices_that_fall_short_prove_what_they_can(seed: int, monkeypatch: pyte
     assert float(flow.rate) == pytest.approx(concurrent_flow(network), rel=0.011)
 
 
-def test_any_prices_bound_the_rate_and_none_prove_nothing() -> None:
+def test_any_positive_prices_bound_the_rate() -> None:
     network, dice = dgx_1v(), Random(1)
     for _ in range(10):
         prices = {arc: Fraction(dice.randint(0, 5), 7) for arc in network.capacity}
         assert price_bound(network, prices, range(network.terminals), 1) >= Fraction(3, 8)
-    with pytest.raises(InternalError, match="prove nothing"):
+    with pytest.raises(InternalError, match="prove no bound"):
         price_bound(network, {}, range(network.terminals), 1)
 
 
@@ -164,7 +164,7 @@ def test_one_way_streets_are_a_packing_error() -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_paths_carry_the_flow_and_use_no_arc_more_than_it(seed: int) -> None:
+def test_paths_carry_the_supply_within_the_flow(seed: int) -> None:
     dice = Random(seed)
     network = random_digraph(dice, dice.randint(2, 8), most=5)
     if seed % 2:
@@ -181,11 +181,11 @@ def test_paths_carry_the_flow_and_use_no_arc_more_than_it(seed: int) -> None:
     assert all(units <= flow[arc] for arc, units in used.items())
 
 
-def test_a_cycle_in_the_flow_is_left_behind() -> None:
+def test_paths_leave_out_cycles_of_the_flow() -> None:
     flow = {(0, 1): 2, (1, 2): 5, (2, 1): 3, (2, 3): 2}
     assert decompose(flow, {0: 2}, 3) == {0: [((0, 1, 2, 3), 2)]}
 
 
-def test_a_flow_that_does_not_carry_the_supply_is_our_mistake() -> None:
+def test_a_flow_smaller_than_the_supply_is_an_internal_error() -> None:
     with pytest.raises(InternalError, match="not conserved"):
         decompose({(0, 1): 1}, {0: 2}, 1)

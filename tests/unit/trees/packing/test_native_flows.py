@@ -1,4 +1,4 @@
-"""Native flows and packings in numbers of more than 64 bits, beside signals, and where there is no library."""
+"""Native flows and packings with numbers above 64 bits, with signals, and without a library."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_flow_without_a_finite_cut() -> None:
     assert graph.max_flow(0, 1) == INFINITE
 
 
-def test_looks_at_signals_change_no_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_of_signals_change_no_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = native_flows.pack(CLIQUE, dict.fromkeys(range(5), 4), few=False)
     looks: list[None] = []
     monkeypatch.setattr(native_flows.clock, "look", lambda: looks.append(None))

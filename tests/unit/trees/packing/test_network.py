@@ -1,4 +1,4 @@
-"""The input of packing problems: what it refuses, and what it says about itself."""
+"""The input of packing problems: refused arguments and derived properties."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from support.small_networks import dgx_1v, one_way_ring, random_digraph
         (2, 2, ((0, 1, 1.5),), r"positive integer, got 1\.5"),
     ],
 )
-def test_nonsense_is_refused(n: int, terminals: int, arcs: tuple[tuple[int, int, int], ...], reason: str) -> None:
+def test_bad_arguments_are_refused(n: int, terminals: int, arcs: tuple[tuple[int, int, int], ...], reason: str) -> None:
     with pytest.raises(PackingError, match=reason):
         FlowNetwork(n, terminals, arcs)
 
 
-def test_what_a_network_says_about_itself() -> None:
+def test_a_network_derives_its_properties() -> None:
     ring = one_way_ring(4)
     assert not ring.symmetric
     assert ring.switchless
@@ -47,7 +47,7 @@ def test_eccentricity() -> None:
     assert FlowNetwork(3, 3, ((0, 1, 1), (1, 0, 1), (2, 0, 1))).eccentricity(0) == 3
 
 
-def test_reversing_twice_is_nothing_and_scaling_scales_every_cut() -> None:
+def test_reversing_twice_is_the_identity_and_scaling_scales_every_cut() -> None:
     dice = Random(1)
     for _ in range(20):
         network = random_digraph(dice, 5)

@@ -1,4 +1,4 @@
-"""Oracles give the cheapest column: never dearer than any tree or path that exists."""
+"""Oracles give the cheapest column: no existing tree or path costs less."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def priced(dice: Random, network: FlowNetwork) -> dict[Arc, Fraction]:
 
 
 def assert_hops(network: FlowNetwork, root: int, hops: Hops) -> None:
-    """Hops over existing arcs, transit inside only, that make an out-tree over all terminals."""
+    """Assert hops over existing arcs, with transit inside only, that form an out-tree over all terminals."""
     parent = {}
     for hop in hops:
         assert all(arc in network.capacity for arc in itertools.pairwise(hop))
@@ -67,7 +67,7 @@ def test_hops_cost_what_networkx_says(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_out_tree_is_the_cheapest_there_is(seed: int) -> None:
+def test_the_out_tree_is_the_cheapest_of_all(seed: int) -> None:
     dice = Random(seed)
     network = random_digraph(dice, 5) if seed % 2 else random_graph(dice, 5)
     prices = priced(dice, network)
@@ -98,7 +98,7 @@ def test_the_cheapest_pair_of_trees(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_one_tree_up_and_down_loads_both_directions_alike(seed: int) -> None:
+def test_one_tree_up_and_down_loads_both_directions_equally(seed: int) -> None:
     dice = Random(seed)
     network = random_graph(dice, 5)
     prices = priced(dice, network)
@@ -133,7 +133,7 @@ def test_free_prices_give_the_fewest_links_and_a_shallow_tree() -> None:
     assert depth_of(Arborescence(0, 1, arcs)) == 2
 
 
-def test_what_cannot_be_reached_is_a_packing_error() -> None:
+def test_an_unreachable_terminal_is_a_packing_error() -> None:
     network = FlowNetwork(3, 3, ((0, 1, 1), (1, 0, 1), (2, 0, 1)))
     with pytest.raises(PackingError, match="cannot be reached from 0"):
         cheapest_tree_from(network, {}, 0)

@@ -1,4 +1,4 @@
-"""AllReduce through switches by an orientation: the optimum of all trees, proved, and trees that reach it."""
+"""AllReduce through switches by an orientation: a proved optimum over all trees, and trees that reach it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.planned import plan
 
 @st.composite
 def symmetric_networks(draw: st.DrawFn, transit: int = 3) -> FlowNetwork:
-    """Random widths, the same both ways; every terminal is reached, in a line or through the first switch."""
+    """Random symmetric widths. A line or the first switch connects all terminals."""
     terminals = draw(st.integers(2, 6))
     n = terminals + draw(st.integers(0, transit))
     width = {(u, v): draw(st.integers(0, 6)) for v in range(n) for u in range(v)}
@@ -40,9 +40,9 @@ def symmetric_networks(draw: st.DrawFn, transit: int = 3) -> FlowNetwork:
     return FlowNetwork(n, terminals, tuple((u, v, c) for (u, v), c in sorted(both.items()) if c))
 
 
-def assert_reaches(network: FlowNetwork, found: Orientation) -> None:
-    """The trees span, use hops of the network, and load no link more than its share of the rate, either way."""
-    trees = pack_through_switches(found)
+def assert_reaches(network: FlowNetwork, optimum: Orientation) -> None:
+    """Assert trees that span, use existing hops, and load no link above its capacity in either direction."""
+    trees = pack_through_switches(optimum)
     assert trees is not None
     assert sum(part for part, _ in trees) == 1
     load: defaultdict[tuple[int, int], Fraction] = defaultdict(Fraction)
@@ -56,23 +56,23 @@ def assert_reaches(network: FlowNetwork, found: Orientation) -> None:
             for u, v in pairwise(hop):
                 load[u, v] += part
                 load[v, u] += part
-    assert all(found.rate * part <= network.capacity[arc] for arc, part in load.items())
+    assert all(optimum.rate * part <= network.capacity[arc] for arc, part in load.items())
 
 
 @given(symmetric_networks())
-def test_it_is_the_optimum_of_all_pairs_of_trees(network: FlowNetwork) -> None:
-    found = orientation_of(network)
-    assert found is not None
-    assert found.rate == reduce_broadcast_packing(network).rate
-    assert dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), found.prices) == found.rate
-    assert_reaches(network, found)
+def test_the_rate_is_the_optimum_of_all_pairs_of_trees(network: FlowNetwork) -> None:
+    optimum = orientation_of(network)
+    assert optimum is not None
+    assert optimum.rate == reduce_broadcast_packing(network).rate
+    assert dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), optimum.prices) == optimum.rate
+    assert_reaches(network, optimum)
 
 
 @given(symmetric_networks(transit=0))
-def test_without_switches_it_is_the_strength(network: FlowNetwork) -> None:
-    found = orientation_of(network)
-    assert found is not None
-    assert found.rate == strength(network.n, undirected_widths(network))[0]
+def test_without_switches_the_rate_is_the_strength(network: FlowNetwork) -> None:
+    optimum = orientation_of(network)
+    assert optimum is not None
+    assert optimum.rate == strength(network.n, undirected_widths(network))[0]
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_without_switches_it_is_the_strength(network: FlowNetwork) -> None:
 def test_unequal_servers(spec: str, gpus: str, rate: Fraction, most: int) -> None:
     topology, ranks = load(spec, gpus)
     network = rank_network_of(network_for(topology, ranks), ranks).network
-    found = orientation_of(network)
-    assert found is not None
-    assert found.rate == rate
-    assert_reaches(network, found)
-    trees = pack_through_switches(found)
+    optimum = orientation_of(network)
+    assert optimum is not None
+    assert optimum.rate == rate
+    assert_reaches(network, optimum)
+    trees = pack_through_switches(optimum)
     assert trees is not None
     assert max(part.denominator for part, _ in trees) <= most
 
@@ -101,12 +101,12 @@ def line() -> FlowNetwork:
 
 
 @pytest.mark.parametrize("wrong", ["too much", "no proof", "free"])
-def test_nothing_of_the_program_is_believed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_numbers_of_the_solver_are_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert orientation_of(line()) is not None
     program = orientation._Orienting
     solved = program.solved
 
-    def told(self: orientation._Orienting, cost: Sequence[float]) -> tuple[list[float], list[float]]:
+    def wrong_numbers(self: orientation._Orienting, cost: Sequence[float]) -> tuple[list[float], list[float]]:
         values, duals = solved(self, cost)
         if wrong == "too much":
             values = [2 * value for value in values]
@@ -114,31 +114,30 @@ def test_nothing_of_the_program_is_believed(wrong: str, monkeypatch: pytest.Monk
             0.5 * y if wrong == "no proof" and y < -0.1 else 0.0 for y in duals
         ]
 
-    if wrong == "no proof":  # a price of the wide link as well
+    if wrong == "no proof":  # with a price of the wide link too
         monkeypatch.setattr(program, "prices", lambda self, _: dict.fromkeys([(0, 1), (1, 0), (1, 2), (2, 1)], 1.0))
     else:
-        monkeypatch.setattr(program, "solved", told)
+        monkeypatch.setattr(program, "solved", wrong_numbers)
     assert orientation_of(line()) is None
 
 
-def test_a_network_with_lengthy_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no short fraction is the optimum there is none."""
+def test_an_optimum_that_is_no_short_fraction_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orientation, "LARGEST_DENOMINATOR", 1)
     triangle = FlowNetwork(3, 3, tuple((u, v, 1) for u in range(3) for v in range(3) if u != v))
     assert orientation_of(triangle) is None
 
 
-def test_switches_that_cannot_be_taken_out() -> None:
+def test_switches_that_cannot_be_removed_give_no_packing() -> None:
     network = FlowNetwork(3, 2, ((0, 2, 1), (2, 1, 1)))
     assert pack_through_switches(Orientation(Fraction(2), 1, network, {})) is None
 
 
-def test_columns_serve_where_switches_are_too_many_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same optimum, by the trees of the program that came before."""
-    asked_for = ("optimal", "2x dgx-a100 @ 200Gbps", "0-4+0-4,6", "allreduce")
-    split = plan(*asked_for, objective="exact")
+def test_columns_give_the_optimum_if_switches_have_too_many_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate is the same, with the trees of column generation."""
+    arguments = ("optimal", "2x dgx-a100 @ 200Gbps", "0-4+0-4,6", "allreduce")
+    split = plan(*arguments, objective="exact")
     monkeypatch.setattr(splitting, "MOST_FLOWS", 0)
     monkeypatch.setattr(splitting._Splitting, "_may_be", lambda *_: False)
-    columns = plan(*asked_for, objective="exact")
+    columns = plan(*arguments, objective="exact")
     assert columns.rate == columns.bound == split.rate
     assert columns.longest_weight != split.longest_weight

@@ -1,4 +1,4 @@
-"""AllReduce over one-way links: the bound is that of all pairs of trees, and whole trees fill the links as they say."""
+"""AllReduce over one-way links: the bound is that of all pairs of trees, and integer trees fit into the links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.small_networks import assert_tree, one_way_ring, random_digraph
 
 
 def assert_pairs(network: FlowNetwork, pairs: list[Pair] | None, trees: int, limits: list[int]) -> None:
-    """So many trees span both ways, and load no arc more than it may be."""
+    """Assert ``trees`` spanning trees in both directions that load no arc above its limit."""
     assert pairs is not None
     load: Counter[Arc] = Counter()
     for root, units, up, down in pairs:
@@ -37,28 +37,28 @@ def assert_pairs(network: FlowNetwork, pairs: list[Pair] | None, trees: int, lim
     assert all(used <= most.get(arc, 0) for arc, used in load.items())
 
 
-def proved(network: FlowNetwork, found: Phases) -> bool:
-    return dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), found.prices) == found.bound
+def proved(network: FlowNetwork, phases: Phases) -> bool:
+    return dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), phases.prices) == phases.bound
 
 
 @given(st.integers(0, 1 << 30), st.integers(2, 7), st.sampled_from([0.0, 0.2, 0.6]))
 def test_the_bound_is_the_optimum_of_all_pairs_of_trees(seed: int, n: int, density: float) -> None:
     network = random_digraph(Random(seed), n, density=density)
-    found = Phases(network)
-    assert found.tight
-    assert proved(network, found)
-    assert found.bound == pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network)).rate
+    phases = Phases(network)
+    assert phases.tight
+    assert proved(network, phases)
+    assert phases.bound == pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network)).rate
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whole_trees_reach_the_optimum_and_no_more(seed: int) -> None:
+def test_integer_trees_reach_the_optimum_and_no_more(seed: int) -> None:
     network = random_digraph(Random(seed), 4 + seed % 7)
-    found = Phases(network)
+    phases = Phases(network)
     for multiple in (1, 2, 3):
-        limits = [c * found.bound.denominator * multiple for _, _, c in network.arcs]
-        trees = found.bound.numerator * multiple
-        assert found.pairs(trees + 1, limits) is None
-        pairs = found.pairs(trees, limits)
+        limits = [c * phases.bound.denominator * multiple for _, _, c in network.arcs]
+        trees = phases.bound.numerator * multiple
+        assert phases.pairs(trees + 1, limits) is None
+        pairs = phases.pairs(trees, limits)
         if pairs is not None:
             assert_pairs(network, pairs, trees, limits)
             return
@@ -66,7 +66,7 @@ def test_whole_trees_reach_the_optimum_and_no_more(seed: int) -> None:
 
 
 def best_of_all(network: FlowNetwork, most: int) -> Fraction:
-    """The rate of the best of all ways to give equal parts of the data to at most so many trees up and down."""
+    """The best rate over all assignments of equal parts of the data to at most ``most`` trees up and down."""
     turned = FlowNetwork(network.n, network.n, tuple(sorted((v, u, c) for u, v, c in network.arcs)))
     loads = []
     for root in range(network.n):
@@ -82,7 +82,7 @@ def best_of_all(network: FlowNetwork, most: int) -> Fraction:
 
 @pytest.mark.parametrize(("n", "density", "most"), [(2, 0.5, 4), (3, 0.3, 3), (3, 0.8, 3), (4, 0.1, 3), (4, 0.2, 2)])
 @pytest.mark.parametrize("seed", range(6))
-def test_few_trees_are_the_fastest_there_are(n: int, density: float, most: int, seed: int) -> None:
+def test_few_trees_have_the_best_possible_rate(n: int, density: float, most: int, seed: int) -> None:
     network = random_digraph(Random(seed), n, density=density)
     rate, trees, pairs = Phases(network).fastest(most)
     assert trees <= most
@@ -101,7 +101,7 @@ def test_no_more_trees_than_asked_for_over_one_way_links(spec: str) -> None:
     assert rates[-1] == forest.bound
 
 
-def test_trees_up_and_down_are_cut_where_either_ends() -> None:
+def test_multiplicities_of_trees_up_and_down_are_split_into_pairs() -> None:
     ups = {2: [Arborescence(2, 3, ((2, 0),)), Arborescence(2, 2, ((2, 1),))]}
     downs = {2: [Arborescence(2, 1, ((0, 1),)), Arborescence(2, 4, ((1, 0),))]}
     a, b, c, d = ((2, 0),), ((2, 1),), ((0, 1),), ((1, 0),)
@@ -109,16 +109,16 @@ def test_trees_up_and_down_are_cut_where_either_ends() -> None:
 
 
 @pytest.mark.parametrize(("n", "steps"), [(5, {1: 1}), (6, {1: 2, 2: 1}), (7, {1: 1, 3: 2}), (8, {1: 1, 2: 1, 5: 3})])
-def test_ranks_that_are_alike(n: int, steps: dict[int, int]) -> None:
+def test_symmetric_ranks_have_the_rate_of_their_degree(n: int, steps: dict[int, int]) -> None:
     arcs = tuple(sorted((v, (v + step) % n, units) for step, units in steps.items() for v in range(n)))
     network = FlowNetwork(n, n, arcs)
-    found = Phases(network)
-    # Every rank is entered and left by the same, and n − 1 trees' hops need both.
-    assert found.bound == Fraction(n * sum(steps.values()), 2 * (n - 1))
-    assert proved(network, found)
+    phases = Phases(network)
+    # All ranks have equal capacity in and out, and the n − 1 hops of each tree need both.
+    assert phases.bound == Fraction(n * sum(steps.values()), 2 * (n - 1))
+    assert proved(network, phases)
 
 
-def test_links_that_lead_nowhere_back() -> None:
+def test_ranks_without_a_way_back_are_refused() -> None:
     with pytest.raises(PackingError, match="cannot be reached"):
         Phases(FlowNetwork(3, 3, ((0, 1, 1), (1, 0, 1), (1, 2, 4))))
 

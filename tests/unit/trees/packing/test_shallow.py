@@ -1,4 +1,4 @@
-"""Enumerated trees are all there are, each once; the integer program chooses among them exactly."""
+"""The enumeration yields every tree once; the integer program selects among them exactly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_dgx_1_has_3456_arborescences_per_root(network: FlowNetwork) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_as_many_trees_as_the_determinant_counts(seed: int) -> None:
+def test_the_enumeration_yields_as_many_trees_as_the_determinant(seed: int) -> None:
     dice = Random(seed)
     n = dice.randint(2, 5)
     network = random_digraph(dice, n, density=0.5)
@@ -45,7 +45,7 @@ def test_as_many_trees_as_the_determinant_counts(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_undirected_trees_are_counted_once_each(seed: int) -> None:
+def test_undirected_trees_are_enumerated_once(seed: int) -> None:
     dice = Random(seed)
     n = dice.randint(2, 5)
     network = random_graph(dice, n)
@@ -59,7 +59,7 @@ def test_undirected_trees_are_counted_once_each(seed: int) -> None:
         assert all(depth_of(Arborescence(root, 1, tree)) <= limit for root, tree in shallow)
 
 
-def test_too_many_columns_are_none() -> None:
+def test_too_many_columns_give_none() -> None:
     clique = FlowNetwork(8, 8, tuple((u, v, 1) for u, v in itertools.permutations(range(8), 2)))
     assert tree_columns(clique, {0: 1}, 7) is None
     assert tree_columns(clique, range(clique.n), 7, undirected=True) is None
@@ -72,14 +72,14 @@ def test_depth_2_serves_the_allgather_of_a_dgx_1v_at_its_optimum() -> None:
     scaled, demand = dgx_1v().scaled(7), dict.fromkeys(range(8), 6)
     columns = tree_columns(scaled, demand, 2)
     assert columns is not None
-    assert len(columns) == 304  # 38 per root; the column of the rate makes it 305
+    assert len(columns) == 304  # 38 per root; the column of the rate is the 305th
     trees = choose(columns, scaled.capacity, demand)
     assert trees is not None
     assert_packing(scaled, trees, demand)
 
 
 @pytest.mark.parametrize("network", [dgx_1v(), one_way_ring(6)], ids=["V", "ring"])
-def test_effort_is_counted_in_steps_and_then_ends_the_search(network: FlowNetwork) -> None:
+def test_a_search_ends_after_its_steps(network: FlowNetwork) -> None:
     effort = Effort(4)
     with pytest.raises(EffortSpentError):
         list(out_trees(network, 0, network.n - 1, effort))
@@ -87,14 +87,14 @@ def test_effort_is_counted_in_steps_and_then_ends_the_search(network: FlowNetwor
         effort.spend()
 
 
-def test_dead_ends_are_left_at_once() -> None:
-    """No arc enters the last of 30 vertices, so there is no tree; without looking ahead there are 3^28 tries."""
+def test_dead_ends_are_detected_at_once() -> None:
+    """No arc enters the last of 30 vertices, so no tree exists. Without this test there would be 3^28 choices."""
     arcs = [(u, v, 1) for u in range(29) for v in range(max(0, u - 3), min(29, u + 4)) if u != v]
     network = FlowNetwork(30, 30, (*arcs, (29, 0, 1)))
     assert list(out_trees(network, 0, 29, Effort(1))) == []
 
 
-def test_no_columns_or_too_little_room_is_none() -> None:
+def test_no_columns_or_too_little_capacity_gives_none() -> None:
     assert choose([], {(0, 1): 1}, {0: 1}) is None
     ring = one_way_ring(3)
     assert choose(tree_columns(ring, {0: 2}, 2) or [], ring.capacity, {0: 2}) is None

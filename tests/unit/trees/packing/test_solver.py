@@ -1,4 +1,4 @@
-"""What HiGHS answers: statuses become answers or our errors, and whole numbers are recognised."""
+"""Answers of HiGHS: statuses become results or our errors, and integers are recognised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_linear_and_an_integer_program() -> None:
     assert sum(integral) == pytest.approx(1)
 
 
-def test_infeasible_is_none_and_unbounded_our_mistake() -> None:
+def test_infeasible_is_none_and_unbounded_is_an_internal_error() -> None:
     assert solve(Model([{0: 1}], [5], [5], [0.0], [2])) is None
     with pytest.raises(InternalError, match="HiGHS stopped with"):
         solve(Model([{0: 1}], [0], [None], [-1.0]))
@@ -33,7 +33,7 @@ def test_duals_price_the_rows() -> None:
 
 
 def test_a_program_grows_and_is_solved_again() -> None:
-    """max x, then max x + 3y, with x + y ≤ 4 and y ≤ 1."""
+    """Maximise x, then x + 3y, with x + y ≤ 4 and y ≤ 1."""
     program = GrowingProgram()
     program.add_row(None, 4.0)
     program.add_row(None, 1.0)
@@ -49,7 +49,7 @@ def test_a_program_grows_and_is_solved_again() -> None:
         program.maximise()
 
 
-def test_whole_numbers_may_be_rounded_but_not_by_much() -> None:
+def test_integers_are_recognised_within_a_tolerance() -> None:
     assert whole([1.0000001, 2, -0.0]) == [1, 2, 0]
     assert whole([1.1]) is None
     assert whole([]) == []

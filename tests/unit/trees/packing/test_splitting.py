@@ -1,4 +1,4 @@
-"""Switches taken out: nothing is lost, by maximum flows of networkx, and trees fit into the links with switches."""
+"""Removal of switches: maximum flows of networkx stay the same, and trees fit into the links with switches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from blinkccl.trees.packing.splitting import Direct, all_reach, without_transit
 
 @st.composite
 def balanced(draw: st.DrawFn) -> FlowNetwork:
-    """A network in which as much leaves every switch as enters it: cycles through its vertices, one over the other."""
+    """A sum of cycles, so that every switch has equal capacity in and out."""
     terminals, transit = draw(st.integers(2, 5)), draw(st.integers(1, 3))
     n = terminals + transit
     capacity: Counter[tuple[int, int]] = Counter()
@@ -38,7 +38,7 @@ def balanced(draw: st.DrawFn) -> FlowNetwork:
 
 
 def gets(network: FlowNetwork, demand: list[int], terminal: int) -> int:
-    """What ``terminal`` can receive of ``demand[r]`` units from every r, as networkx counts it."""
+    """The maximum flow to ``terminal`` from all r with at most ``demand[r]`` units, by networkx."""
     graph = networkx.DiGraph()
     graph.add_nodes_from(range(network.n))
     for u, v, c in network.arcs:
@@ -49,7 +49,7 @@ def gets(network: FlowNetwork, demand: list[int], terminal: int) -> int:
 
 
 def assert_complete(network: FlowNetwork, demand: list[int], direct: Direct) -> None:
-    """``direct`` is within the network, and brings every terminal all that is wanted; so do trees in the network."""
+    """Assert that ``direct`` fits into the network and carries all demands, and that unfolded trees do so too."""
     assert direct.network.switchless
     assert all(gets(direct.network, demand, v) == sum(demand) for v in range(network.terminals))
     used: Counter[tuple[int, int]] = Counter()
@@ -62,21 +62,21 @@ def assert_complete(network: FlowNetwork, demand: list[int], direct: Direct) -> 
             used.update(dict.fromkeys(pairwise(hop), units))
     assert all(units <= network.capacity[arc] for arc, units in used.items())
 
-    wanted = {r: units for r, units in enumerate(demand) if units}
-    given_out: Counter[int] = Counter()
+    by_root = {r: units for r, units in enumerate(demand) if units}
+    packed: Counter[int] = Counter()
     load: Counter[tuple[int, int]] = Counter()
-    for root, units, hops in direct.unfolded(pack_arborescences(direct.network, wanted)):
+    for root, units, hops in direct.unfolded(pack_arborescences(direct.network, by_root)):
         assert sorted([root, *(hop[-1] for hop in hops)]) == list(range(network.terminals))
-        given_out[root] += units
+        packed[root] += units
         for hop in hops:
             load.update(dict.fromkeys(pairwise(hop), units))
-    assert dict(given_out) == wanted
+    assert dict(packed) == by_root
     assert all(units <= network.capacity[arc] for arc, units in load.items())
 
 
 @given(balanced(), st.booleans())
-def test_nothing_is_lost_without_switches(network: FlowNetwork, from_one: bool) -> None:
-    """Bang-Jensen, Frank and Jackson: with balanced switches everything can be split off."""
+def test_no_rate_is_lost_without_switches(network: FlowNetwork, from_one: bool) -> None:
+    """Bang-Jensen, Frank and Jackson: with balanced switches all capacity can be split off."""
     graph = networkx.DiGraph([(u, v) for u, v, _ in network.arcs])
     graph.add_nodes_from(range(network.n))
     assume(all(set(range(network.terminals)) <= {v, *networkx.descendants(graph, v)} for v in range(network.terminals)))
@@ -92,8 +92,8 @@ def test_nothing_is_lost_without_switches(network: FlowNetwork, from_one: bool) 
 
 
 @given(balanced(), st.data())
-def test_no_more_and_no_less_of_a_pair_is_admissible(network: FlowNetwork, data: st.DataObject) -> None:
-    """By its definition: the most units of which all terminals still get everything."""
+def test_exactly_the_most_units_of_a_pair_are_admissible(network: FlowNetwork, data: st.DataObject) -> None:
+    """By definition: the most units with which all terminals still get their demands."""
     w = data.draw(st.integers(network.terminals, network.n - 1))
     into = [u for u, v, _ in network.arcs if v == w]
     assume(into)
@@ -118,7 +118,7 @@ def test_no_more_and_no_less_of_a_pair_is_admissible(network: FlowNetwork, data:
 
 
 @given(balanced(), st.lists(st.integers(0, 4), min_size=5, max_size=5))
-def test_who_is_reached_is_what_flows_say(network: FlowNetwork, demand: list[int]) -> None:
+def test_all_reach_agrees_with_flows(network: FlowNetwork, demand: list[int]) -> None:
     demand = demand[: network.terminals]
     assert all_reach(network, demand) == all(gets(network, demand, v) == sum(demand) for v in range(network.terminals))
 
@@ -133,7 +133,7 @@ def clusters(spec: str, gpus: str) -> FlowNetwork:
     [("2x mi250", "0-15+0-15", 3), ("2x dgx-a100", "0-7+0-6", 8), ("4x hgx-h100", "0-7+0-6+0-5+0-4", 2)],
 )
 def test_servers_take_few_trees_by_rails(spec: str, gpus: str, trees: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One test of all cuts accepts the rails; no pair is looked at."""
+    """One test of all cuts accepts the rails, so no pair is tested."""
     monkeypatch.setattr(splitting, "admissible", None)
     network = clusters(spec, gpus)
     rate, _ = allgather_rate(network)
@@ -145,16 +145,16 @@ def test_servers_take_few_trees_by_rails(spec: str, gpus: str, trees: int, monke
     assert len(packed) <= trees * network.terminals
 
 
-def test_a_switch_that_gives_out_less_than_it_takes_in() -> None:
-    """Two units into a switch, one out to each of three: a broadcast of one is there, of two is not."""
+def test_a_switch_with_less_capacity_out_than_in() -> None:
+    """Two units enter the switch, and one leaves to each of two ranks: a broadcast of two units fits, of three not."""
     arcs = ((0, 3, 2), (3, 1, 1), (3, 2, 1), (1, 2, 1), (2, 1, 1))
     network = FlowNetwork(4, 3, arcs)
     assert without_transit(network, {0: 3}) is None
     assert without_transit(network, {0: 2}) is not None
 
 
-def test_a_tree_takes_the_way_that_has_room_for_it() -> None:
-    """Two ways of an arc, of one unit and of two: a tree of two is not taken apart."""
+def test_a_tree_uses_a_hop_that_has_room_for_it() -> None:
+    """An arc has hops of one unit and of two units, so a tree of two units is not split."""
     network = FlowNetwork(2, 2, ((0, 1, 3),))
     direct = Direct(network, {(0, 1): (((0, 2, 1), 2), ((0, 1), 1))})
     trees = [Arborescence(0, 1, ((0, 1),)), Arborescence(0, 2, ((0, 1),))]
@@ -162,8 +162,8 @@ def test_a_tree_takes_the_way_that_has_room_for_it() -> None:
     assert direct.unfolded(trees[:1] * 3) == [(0, 1, ((0, 1),)), (0, 1, ((0, 2, 1),)), (0, 1, ((0, 2, 1),))]
 
 
-def test_pairs_are_too_many_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no plan for the whole switch is accepted and work is limited."""
+def test_too_many_pairs_to_test_give_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan for the whole switch is accepted, and work is limited."""
     network = FlowNetwork(4, 3, ((0, 3, 1), (1, 3, 1), (2, 3, 1), (3, 0, 1), (3, 1, 1), (3, 2, 1)))
     monkeypatch.setattr(splitting._Splitting, "_may_be", lambda *_: False)
     monkeypatch.setattr(splitting, "_rails", lambda groups: {v: () for group in groups for v in group})

@@ -1,4 +1,4 @@
-"""Moves are a group of automorphisms; templates so moved load orbits alike, at the optimum, as shallow as can be."""
+"""Moves are a group of automorphisms. Moved templates load orbits equally, at the optimum, at the least depth."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def view(spec: str, gpus: str | None = None) -> RankNetwork:
     return rank_network_of(request.network, request.ranks)
 
 
-ALL_ALIKE = [
+SYMMETRIC = [
     "ring:6",
     "oneway:5",
     "clique:4",
@@ -46,7 +46,7 @@ ALL_ALIKE = [
 @pytest.mark.parametrize(
     ("spec", "gpus", "orbits"),
     [
-        *((spec, None, 1) for spec in ALL_ALIKE),
+        *((spec, None, 1) for spec in SYMMETRIC),
         ("2x dgx-a100 @ 200Gbps", "0,2,5+1,2,7", 1),
         ("3x dgx-1v @ 100Gbps", None, 2),
         ("2x dgx-1v @ 40Gbps", "0-2+0-2", 3),
@@ -72,7 +72,7 @@ def test_moves_are_a_group_of_automorphisms(spec: str, gpus: str | None, orbits:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_one_link_that_differs_ends_it(seed: int) -> None:
+def test_one_different_link_breaks_the_symmetry(seed: int) -> None:
     network = view(random.Random(seed).choice(["torus:3x4", "hypercube:3", "ring:6"])).network
     at = random.Random(seed).randrange(len(network.arcs))
     arcs = [(u, v, c + (i == at)) for i, (u, v, c) in enumerate(network.arcs)]
@@ -80,7 +80,7 @@ def test_one_link_that_differs_ends_it(seed: int) -> None:
 
 
 def switched_ring(n: int) -> tuple[FlowNetwork, Symmetry]:
-    """n terminals in a ring, each also on the one switch; and its moves."""
+    """A ring of n terminals that are also joined to one switch, and its symmetry."""
     arcs = [(i, (i + 1) % n, 2) for i in range(n)] + [((i + 1) % n, i, 1) for i in range(n)]
     arcs += [(i, n, 3) for i in range(n)] + [(n, i, 3) for i in range(n)]
     network = FlowNetwork(n + 1, n, tuple(sorted(arcs)))
@@ -100,7 +100,7 @@ def test_orbits_are_the_classes_of_links() -> None:
 
 
 def load_evenly(network: FlowNetwork, symmetry: Symmetry, packing: TemplatePacking) -> bool:
-    """Whether every root has its rate, no link is overfull, and all links of an orbit are loaded alike."""
+    """True if every root has its rate, no load is above a capacity, and loads are equal within orbits."""
     load: dict[tuple[int, int], Fraction] = dict.fromkeys(network.capacity, Fraction(0))
     for _, weight, hops in packing.templates:
         for move in symmetry.moves:
@@ -134,7 +134,7 @@ def test_several_roots_have_the_same_rate() -> None:
     assert load_evenly(network, symmetry, packing)
 
 
-def test_seeds_that_reach_the_target_are_taken_without_a_search() -> None:
+def test_seeds_that_reach_the_target_need_no_search() -> None:
     network, symmetry = switched_ring(4)
     star = tuple((0, 4, v) for v in range(1, 4))
     packing = pack_templates(network, symmetry, Fraction(1), [(0, star)])
@@ -172,8 +172,8 @@ def test_layered_templates_fill_the_links_at_the_least_depth(spec: str) -> None:
         assert max(depth.values()) == network.eccentricity(root)
 
 
-def test_where_the_least_depth_costs_rate_there_are_no_layered_templates() -> None:
-    detour = both_ways(4, {(0, 1): 1, (1, 2): 9, (2, 3): 9, (0, 3): 9})  # 0 → 1 directly is the narrow way
+def test_no_layered_templates_if_the_least_depth_costs_rate() -> None:
+    detour = both_ways(4, {(0, 1): 1, (1, 2): 9, (2, 3): 9, (0, 3): 9})  # the direct link 0 → 1 is narrow
     assert layered_templates(detour, symmetry_of(detour), allgather_rate(detour)[0]) is None
 
 
@@ -181,11 +181,11 @@ def test_where_the_least_depth_costs_rate_there_are_no_layered_templates() -> No
     ("servers", "gb_per_s"), [(2, Fraction(1040, 3)), (8, Fraction(1600, 7)), (16, Fraction(640, 3))]
 )
 def test_clusters_of_dgx_a100_reach_their_reference_value(servers: int, gb_per_s: Fraction) -> None:
-    """346.67, then what 8 NICs of 25 GB/s let into a server of n: 200·n/(n−1), to 213.33."""
-    found = view(f"{servers}x dgx-a100 @ 200Gbps")
-    network, symmetry = found.network, symmetry_of(found.network)
+    """AllGather reaches 200·n/(n−1) GB/s with 8 NICs of 25 GB/s per server of n (213.33 for 16); 346.67 for two."""
+    cluster = view(f"{servers}x dgx-a100 @ 200Gbps")
+    network, symmetry = cluster.network, symmetry_of(cluster.network)
     rate, _ = allgather_rate(network)
     packing = pack_templates(network, symmetry, rate)
     assert packing.rate == rate
-    assert float(packing.rate * network.terminals) * found.topology.unit_gb_per_s == pytest.approx(float(gb_per_s))
+    assert float(packing.rate * network.terminals) * cluster.topology.unit_gb_per_s == pytest.approx(float(gb_per_s))
     assert all(len(hops) == network.terminals - 1 for _, _, hops in packing.templates)

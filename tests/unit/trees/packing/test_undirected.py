@@ -1,4 +1,4 @@
-"""Undirected packings against the definition: the least of cap(P) / (|P| − 1) over every partition there is."""
+"""Undirected packings against the definition: the least cap(P) / (|P| − 1) over all partitions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_strength_is_the_least_ratio(seed: int) -> None:
     assert rate == least_of_all_partitions(network.n, widths)
     assert sorted(v for block in blocks for v in block) == list(range(network.n))
     assert Fraction(crossing(widths, blocks), len(blocks) - 1) == rate
-    if len(blocks) > 2:  # coarse enough to show the bottleneck: no two blocks could be joined and leave it as tight
+    if len(blocks) > 2:  # coarse enough to show the bottleneck: no merged pair of blocks would be tight
         assert all(crossing(widths, pair) != rate for pair in combinations(blocks, 2))
 
 
@@ -71,7 +71,7 @@ def test_one_way_links_and_transit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_directed_links_keep_widths_and_flow_and_none_serve_more(seed: int) -> None:
+def test_directed_links_keep_widths_and_carry_no_more_than_the_rate(seed: int) -> None:
     network = drawn(seed)
     widths = undirected_widths(network)
     rate, _ = strength(network.n, widths)
@@ -82,7 +82,7 @@ def test_directed_links_keep_widths_and_flow_and_none_serve_more(seed: int) -> N
         assert directed.capacity.get((u, v), 0) + directed.capacity.get((v, u), 0) == w
     assert broadcast_rate(directed, root)[0] >= rate.numerator
     pack_arborescences(directed, {root: rate.numerator})
-    with pytest.raises(InternalError, match=r"cannot be directed|no orientation"):
+    with pytest.raises(InternalError, match="no orientation"):
         direct(network.n, scaled, 0, rate.numerator + 1)
 
 
@@ -104,7 +104,7 @@ def test_recentring_keeps_the_edges_and_halves_the_depth(seed: int) -> None:
     assert depth_of(tree) == nx.radius(nx.Graph(arcs))
 
 
-def test_equal_trees_become_one_the_largest_first() -> None:
+def test_equal_trees_are_merged_largest_first() -> None:
     a, b = ((0, 1), (0, 2)), ((0, 1), (1, 2))
     merged = merge_equal([Arborescence(0, 2, a), Arborescence(0, 3, b), Arborescence(0, 2, a)])
     assert merged == [Arborescence(0, 4, a), Arborescence(0, 3, b)]
