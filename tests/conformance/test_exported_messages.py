@@ -55,7 +55,7 @@ def test_random_plans_are_read_back_as_their_programs(seed: int, size: int, chun
     forest = random_forest(random, random_collective(random, ranks))
     bound = bound_of(forest, size, max(chunk, size // 16))
     if not bound.count:
-        with pytest.raises(UsageError, match="bytes move nothing: fewer than one element per block"):
+        with pytest.raises(UsageError, match="bytes are fewer than one element per block, so nothing moves"):
             exported(forest, size)
         return
     proved(exported(forest, size, max(chunk, size // 16)), forest, bound)
@@ -82,14 +82,14 @@ def test_reductions_cost_what_the_calibration_says() -> None:
 
 def test_what_is_too_much_or_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     forest = planned("optimal", asked("ring:4"))
-    with pytest.raises(UsageError, match="GOAL is for one size: give it with -s"):
+    with pytest.raises(UsageError, match="GOAL is for one size: give the size with -s"):
         export.exported(lower(forest), forest, "goal")
     with pytest.raises(UsageError, match=r"CUDA C\+\+ is for all sizes: leave -s and --chunk out"):
         format_of("cuda").check(Choices(size_bytes=64))
-    with pytest.raises(LimitError, match=r"more than 1,000,000: take a larger --chunk"):
+    with pytest.raises(LimitError, match=r"more than 1,000,000; give a larger --chunk"):
         exported(forest, 2**30, 1024)
     monkeypatch.setattr(goal, "MOST_PORTS", 1)
-    with pytest.raises(Exception, match="GOAL has 1 ports per rank, and the plan's links need more"):
+    with pytest.raises(Exception, match="GOAL has 1 ports per rank, but the plan's links need more"):
         exported(forest)
 
 

@@ -125,13 +125,13 @@ def test_a_limit_is_named_with_what_fits(limit: str, least: int, said: str, monk
         exported(planned("one_hop", asked("clique:4", "allreduce")))
     assert said in refused.value.reason
     assert re.search(
-        r"; (what fits: --(algo \w+|objective [\w-]+) \(|nothing that was tried fits: )", refused.value.reason
+        r"; (these fit: --(algo \w+|objective [\w-]+) \(|none of the tried alternatives fits: )", refused.value.reason
     )
 
 
 def test_what_cannot_be_proved_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "MOST_MOVED", 10)
-    with pytest.raises(UnsupportedError, match=r"what would be written cannot be proved: .* too many to judge; "):
+    with pytest.raises(UnsupportedError, match=r"the MSCCL\+\+ plan cannot be proved: .* too many to check; "):
         exported(planned("ring", asked("ring:4")))
 
 
@@ -143,19 +143,19 @@ def test_too_many_chunks_are_refused_with_a_rounding_that_fits() -> None:
     forest = by_hand(Collective("broadcast", 3, root=0), topology, shares)
     with pytest.raises(UnsupportedError) as refused:
         exported(forest)
-    assert "the format holds 65536 chunks per buffer, got 100003" in refused.value.reason
-    assert "what fits: --chunks 64 (25 of 25 GB/s)" in refused.value.reason
+    assert "MSCCL++ allows 65536 chunks per buffer, got 100003" in refused.value.reason
+    assert "these fit: --chunks 64 (25 of 25 GB/s)" in refused.value.reason
     assert proved(exported(forest, Choices(chunks=64)), forest).plan.chunks == 64
 
 
 def test_what_formats_cannot_say_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="the format has no gather; it has allreduce"):
+    with pytest.raises(UnsupportedError, match=r"MSCCL\+\+ plans do not support gather, only allreduce"):
         exported(planned("optimal", asked("ring:4", "gather")))
     with pytest.raises(UnsupportedError, match=r"through vertices \[2, 5\] outside the job"):
         exported(planned("optimal", asked("chain:7", "broadcast", "0,3,6", relays=True)))
     with pytest.raises(UnsupportedError, match="leave --in-place out"):
         exported(planned("optimal", asked("ring:4", "alltoall")), Choices(True))
-    with pytest.raises(UsageError, match=r"CUDA C\+\+ knows neither --in-place nor --chunks"):
+    with pytest.raises(UsageError, match=r"CUDA C\+\+ does not support --in-place and --chunks"):
         format_of("cuda").check(Choices(True))
 
 
@@ -180,7 +180,7 @@ def test_what_no_switch_adds_up_is_refused() -> None:
             export.packed(machine, machine.ranks, "mscclpp", choices)
         return str(error.value)
 
-    assert "dgx-a100 has no switch that adds up and joins GPUs 0, 1" in refused("dgx-a100")
-    assert "a thread block holds 16 memory channels, got 71: at most 17 GPUs" in refused("gb200-nvl72")
-    assert "no switch that adds up" in refused("2x dgx-h100")
+    assert "dgx-a100 has no switch with in-network reduction that joins GPUs 0, 1" in refused("dgx-a100")
+    assert "a thread block holds 16 memory channels, got 71: choose at most 17 GPUs" in refused("gb200-nvl72")
+    assert "no switch with in-network reduction" in refused("2x dgx-h100")
     assert "--chunks 4 is for plans" in refused("dgx-h100", Choices(chunks=4))

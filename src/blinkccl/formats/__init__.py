@@ -1,1 +1,1 @@
-"""Programs in the formats of other tools, and plans of MSCCL++ as a reader and a judge see them (``foreign``)."""
+"""Exports of programs to the formats of other tools, and a reader and verifier of MSCCL++ plans (``foreign``)."""

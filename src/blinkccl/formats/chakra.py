@@ -1,13 +1,18 @@
-"""A plan for one size as MLCommons Chakra execution traces, one file per rank: a collective for ASTRA-sim.
+"""Export of a plan for one size as MLCommons Chakra execution traces, one file per rank, for ASTRA-sim.
 
-A trace is ``GlobalMetadata`` and then ``Node`` messages of ``et_def.proto`` (github.com/mlcommons/chakra, 1.0.0), each
-behind its length. What a node waits for is in :mod:`blinkccl.formats.messages`. Where readers differ, written is what
-all take: dependences are ``data_deps``, since one of Chakra's two feeders looks at no others; attributes have the types
-of that one, which converts nothing; a rank that does nothing has a node, since the other feeder wants one to begin
-with; ids begin at 1. ``duration_micros`` is whole: what combines in less than half a microsecond has 0, which ASTRA-sim
-takes for a nanosecond. ``num_ops`` and ``tensor_size`` are what its roofline model asks for.
+A trace is a ``GlobalMetadata`` and ``Node`` messages of ``et_def.proto`` (github.com/mlcommons/chakra, 1.0.0), each
+preceded by its length. :mod:`blinkccl.formats.messages` defines the dependences. If readers differ, the trace has the
+form that all accept:
 
-The wire format of Protocol Buffers is written here, in forty lines: a dependency for varints would be the larger part.
+- Dependences are ``data_deps``, since one of Chakra's two feeders reads no others.
+- Attributes have the types of that feeder, which does not convert them.
+- An idle rank has one node, since the other feeder needs a first one.
+- Ids begin at 1.
+- ``duration_micros`` is an integer: a reduction of less than half a microsecond has 0, which ASTRA-sim treats as a
+  nanosecond.
+- ``num_ops`` and ``tensor_size`` are inputs of its roofline model.
+
+The encoder for Protocol Buffers takes forty lines here, less than a dependency for it would.
 """
 
 from __future__ import annotations
@@ -24,48 +29,51 @@ from blinkccl.trees.forest.model import Forest
 
 SCHEMA = "1.0.0"
 
-#: Fields of the messages that are written, and values of NodeType.
+#: Numbers of the fields in use, and values of NodeType.
 _VERSION, _METADATA_ATTR = 1, 2
 _ID, _NAME, _TYPE, _DATA_DEPS, _DURATION, _ATTR = 1, 2, 3, 5, 7, 10
 _NODE_TYPES = {"calc": 4, "send": 5, "recv": 6}
-#: AttributeProto: its name, and the field of each type of value.
+#: AttributeProto: the fields of its name and of each type of value.
 _ATTR_NAME = 1
 _VALUES = {"int32": 7, "int64": 9, "uint64": 13, "bool": 27, "string": 29}
 _VARINT, _BYTES = 0, 2
 
 
 def write(program: Program, forest: Forest, _machine: Topology | None, choices: Choices) -> tuple[File, ...]:
-    """A file per rank, named by it; see :class:`blinkccl.formats.registry.Write`, and ``messages`` for what it raises.
+    """One file per rank, with the rank in its name; see :class:`blinkccl.formats.registry.Write`.
 
-    UnsupportedError for relays, which are no ranks of a collective.
+    Errors are those of :func:`~blinkccl.formats.messages.messages`, and an UnsupportedError for relays, which are not
+    ranks of a collective.
     """
     if program.relays:
         raise UnsupportedError(
-            f"the plan passes data through vertices {list(program.relays)} outside the job, and Chakra has a trace for "
-            "ranks alone; plan without --relays"
+            f"the plan passes data through vertices {list(program.relays)} outside the job, but Chakra has traces only "
+            "for ranks; plan without --relays"
         )
-    found = messages(program, forest, choices)
-    about = "\n".join(remarks(found, forest))
+    unrolled = messages(program, forest, choices)
+    about = "\n".join(remarks(unrolled, forest))
     name = program.collective.name
-    return tuple(File(f"{name}.{rank}.et", "", data=_trace(found, rank, about)) for rank in range(len(found.tasks)))
+    return tuple(
+        File(f"{name}.{rank}.et", "", data=_trace(unrolled, rank, about)) for rank in range(len(unrolled.tasks))
+    )
 
 
-def _trace(found: Messages, rank: int, about: str) -> bytes:
+def _trace(unrolled: Messages, rank: int, about: str) -> bytes:
     metadata = _text(_VERSION, SCHEMA) + _field(_METADATA_ATTR, _attribute("about", "string", about))
-    tasks = found.tasks[rank]
-    nodes = [_node(place, task, rank, found.bound.itemsize) for place, task in enumerate(tasks)]
+    tasks = unrolled.tasks[rank]
+    nodes = [_node(place, task, rank, unrolled.bound.itemsize) for place, task in enumerate(tasks)]
     if not tasks:
         nodes = [_number(_ID, 1) + _text(_NAME, "nothing to do") + _number(_TYPE, _NODE_TYPES["calc"])]
     return b"".join(_varint(len(message)) + message for message in (metadata, *nodes))
 
 
 def _node(place: int, task: Task, rank: int, itemsize: int) -> bytes:
-    told = "calc"
+    name = "calc"
     if task.kind != "calc":
-        told = f"{task.kind} {task.tag} {'to' if task.kind == 'send' else 'from'} {task.peer}"
+        name = f"{task.kind} {task.tag} {'to' if task.kind == 'send' else 'from'} {task.peer}"
     parts = [
         _number(_ID, place + 1),
-        _text(_NAME, told),
+        _text(_NAME, name),
         _number(_TYPE, _NODE_TYPES[task.kind]),
         _packed(_DATA_DEPS, (before + 1 for before in task.after)),
         _number(_DURATION, round(task.seconds * 1e6)),
@@ -87,7 +95,7 @@ def _attributes(task: Task, rank: int, itemsize: int) -> Iterator[bytes]:
 
 
 def _attribute(name: str, kind: Literal["bool", "int32", "int64", "uint64", "string"], value: int | str) -> bytes:
-    """One of a node. Its value is one of several fields, and so is written whatever it is."""
+    """An attribute of a node; zero and empty values are encoded too, because the value is one field of a oneof."""
     head = _text(_ATTR_NAME, name)
     if isinstance(value, str):
         return head + _field(_VALUES[kind], value.encode())
@@ -95,13 +103,13 @@ def _attribute(name: str, kind: Literal["bool", "int32", "int64", "uint64", "str
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; all but the last have the eighth."""
-    found = bytearray()
+    """Base 128: seven bits per byte, lowest first; all bytes but the last have the eighth bit set."""
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _key(field: int, wire: int) -> bytes:
@@ -109,7 +117,7 @@ def _key(field: int, wire: int) -> bytes:
 
 
 def _number(field: int, value: int) -> bytes:
-    """A number ≥ 0; 0 is what it is without."""
+    """A number ≥ 0; 0 is the default and is left out."""
     return _key(field, _VARINT) + _varint(value) if value else b""
 
 

@@ -1,8 +1,8 @@
-"""A program in whole chunks, as MSCCL++ wants it.
+"""A program in whole chunks, as MSCCL++ requires.
 
-The format cuts a buffer into equal chunks, and a program cuts blocks at fractions. The least common denominator of all
-boundaries is the number of chunks per block; ``--chunks`` rounds to fewer. The format names memory too, so it is said
-here where the value of a role lies until it is sent on.
+The format divides a buffer into equal chunks, whereas a program divides blocks at fractions. The least common
+denominator of all boundaries is the number of chunks per block; ``--chunks`` rounds to fewer. The format also names
+memory, so this module assigns a place to each role's value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blinkccl.trees.forest.model import Forest
 
 @dataclass(frozen=True)
 class ChunkPlace:
-    """Chunks of one of a rank's buffers, from ``start`` on."""
+    """A place in one of a rank's buffers: the first of several chunks."""
 
     buffer: str
     start: int
@@ -35,35 +35,35 @@ class Chunked:
     Parameters
     ----------
     program
-        What :func:`~blinkccl.schedule.lower.lower` made: every queue takes one tick.
+        A program from :func:`~blinkccl.schedule.lower.lower`, in which every queue takes one tick.
     choices
-        In place or not; chunks per block to round to.
+        In place or not; the number of chunks per block for rounding.
 
     Raises
     ------
     UnsupportedError
-        For a collective that the format does not name, relays, more chunks than a buffer may have, and AllToAll in
+        For a collective without a name in the format, relays, more chunks than a buffer may have, and AllToAll in
         place.
     """
 
     def __init__(self, program: Program, choices: Choices) -> None:
         coll = program.collective
         if coll.name not in SERVED:
-            raise UnsupportedError(f"the format has no {coll.name}; it has {', '.join(SERVED)}")
+            raise UnsupportedError(f"MSCCL++ plans do not support {coll.name}, only {', '.join(SERVED)}")
         if program.relays:
             raise UnsupportedError(
-                f"the plan passes data through vertices {list(program.relays)} outside the job, where MSCCL++ does "
+                f"the plan passes data through vertices {list(program.relays)} outside the job, where MSCCL++ runs "
                 "nothing; plan without --relays"
             )
         if choices.in_place and coll.name == "alltoall":
-            raise UnsupportedError("alltoall is planned out of place alone: leave --in-place out")
+            raise UnsupportedError("alltoall is planned only out of place: leave --in-place out")
         self.program, self.in_place = program, choices.in_place
         self.blocks = 1 if COLLECTIVES[coll.name].whole else coll.world_size
         exact = lcm(*(part.stop.denominator for part in program.slices))
         self.chunks = exact if choices.chunks is None else choices.chunks
         if self.chunks * self.blocks > MOST_CHUNKS:
             raise LimitError(
-                f"the format holds {MOST_CHUNKS} chunks per buffer, got {self.chunks * self.blocks}: the weights have "
+                f"MSCCL++ allows {MOST_CHUNKS} chunks per buffer, got {self.chunks * self.blocks}: the shares have "
                 f"the common denominator {exact}, in each of {self.blocks} block(s)"
             )
         edges = [(round(part.start * self.chunks), round(part.stop * self.chunks)) for part in program.slices]
@@ -80,7 +80,7 @@ class Chunked:
         late = [q for q, role in self.receiver.items() if role.offset != self.sender[q].offset + 1]
         if late:
             raise UnsupportedError(
-                f"queue {late[0]} takes more than one tick: only what was lowered from a plan is written"
+                f"queue {late[0]} takes more than one tick: only programs lowered from a plan can be written"
             )
 
     def own(self, role: Role) -> ChunkPlace:
@@ -89,7 +89,7 @@ class Chunked:
         return self._place(role, "i", block)
 
     def result(self, role: Role) -> ChunkPlace:
-        """Where the role keeps."""
+        """The place of the rank's result for the role's slice."""
         block = self._places[self.program.slices[role.slice].block].targets[role.rank]
         return self._place(role, "o", block)
 
@@ -102,16 +102,16 @@ class Chunked:
         return ChunkPlace(buffer, block * self.chunks + start)
 
     def keeps_at_once(self, role: Role) -> bool:
-        """Whether what arrives for the role may lie where it is kept: no other share still reads the input there."""
+        """True if data may arrive directly at the role's result, since no other share still reads input there."""
         shares = self._contributing.get((role.rank, role.slice), ())
         return role.keeps and not (self.in_place and any(share != role.share for share in shares))
 
     def buffer_chunks(self, rank: int) -> tuple[int, int]:
-        """Of the input and the output."""
+        """Chunks of the rank's input and output."""
         return buffer_chunks(self.program.collective, rank, self.chunks)
 
     def rate(self, forest: Forest) -> Fraction:
-        """S per unit of time that the links allow the slices as they were rounded, as :attr:`Forest.rate`."""
+        """S per unit of time that the links allow for the rounded slices, comparable to :attr:`Forest.rate`."""
         items = {item.block: item.weight for item in self.program.collective.items()}
         load: dict[tuple[int, int], Fraction] = {}
         for number in self.sender:

@@ -1,4 +1,4 @@
-"""A plan as the CUDA C++ that GPUs run: what ``libblink.so`` compiles when a communicator is made."""
+"""Export of a plan as CUDA C++: the code that ``libblink.so`` compiles when it creates a communicator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blinkccl.trees.forest.model import Forest
 
 
 def write(program: Program, forest: Forest, _machine: Topology | None, _choices: Choices) -> tuple[File, ...]:
-    """One file of code; see :class:`blinkccl.formats.registry.Write`. Refuses paths that no store takes."""
+    """One source file; see :class:`blinkccl.formats.registry.Write`. Refuses paths that stores cannot take."""
     require_direct_stores(program, forest.topology)
     name = program.collective.name
     return (File(f"{name}.cu", cuda_text([Kernel(name, program, forest)])),)

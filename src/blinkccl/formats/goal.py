@@ -1,14 +1,14 @@
-"""A plan for one size as a GOAL schedule (Group Operation Assembly Language), for LogGOPSim, ATLAHS and htsim.
+"""Export of a plan for one size as a GOAL schedule (Group Operation Assembly Language), for LogGOPSim, ATLAHS, htsim.
 
-The format (Hoefler, Siebert, Lumsdaine: Group Operation Assembly Language, ICPP 2009; as ``txt2bin`` of
-github.com/spcl/LogGOPSim reads it): a block per rank in rising order, with ``send``, ``recv`` and ``calc`` (ns), and
-``a requires b`` where a begins after the end of b. A line holds one of these, and a comment has a line of its own. What
-a message waits for, and what is not said, is in :mod:`blinkccl.formats.messages`; all tags differ, so that no order in
-which a network delivers makes another match. Relays are hosts behind the ranks.
+Format (Hoefler, Siebert, Lumsdaine: Group Operation Assembly Language, ICPP 2009; as read by ``txt2bin`` of
+github.com/spcl/LogGOPSim): one block per rank, ascending, with ``send``, ``recv`` and ``calc`` (ns). ``a requires b``
+means that a begins after the end of b. Each statement and each comment has a line of its own.
+:mod:`blinkccl.formats.messages` defines the dependences and their gaps. All tags differ, so messages match in any
+order of delivery. Relays are hosts after the ranks.
 
-``cpu`` and ``nic`` are ports. LogGOPSim takes those of the send for the arrival too, and has the processor of a message
-busy as long as its bytes come in. So the links of a GPU work side by side only if each has a number of its own, which
-is the same at both ends: the ports that messages join are one class, and classes that meet at a vertex differ.
+``cpu`` and ``nic`` are ports. LogGOPSim uses a send's ports for the arrival too, and a message occupies the processor
+while its bytes arrive. So the links of a GPU run in parallel only if each has its own number, equal at both ends.
+Ports joined by messages form one class, and classes that meet at a vertex get different numbers.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Forest
 
-#: txt2bin keeps cpu and nic in a byte.
+#: txt2bin stores cpu and nic in one byte each.
 MOST_PORTS = 256
 
-#: A vertex, and its neighbour on the way to or from another one.
+#: A vertex, and its neighbour on a path to or from another vertex.
 Port = tuple[int, int]
 
 
 def write(program: Program, forest: Forest, _machine: Topology | None, choices: Choices) -> tuple[File, ...]:
     """One file; see :class:`blinkccl.formats.registry.Write`, and :func:`blinkccl.formats.messages.messages`."""
-    found = messages(program, forest, choices)
+    unrolled = messages(program, forest, choices)
     ports = port_numbers(program)
-    lines = [f"// {line}" for line in remarks(found, forest)]
-    lines += ["// cpu and nic: the port of the link that a message takes", f"num_ranks {len(found.tasks)}"]
-    for rank in range(len(found.tasks)):
-        lines += ["", f"rank {rank} {{", *_rank(found, rank, ports), "}"]
+    lines = [f"// {line}" for line in remarks(unrolled, forest)]
+    lines += ["// cpu and nic: the port of the link that a message takes", f"num_ranks {len(unrolled.tasks)}"]
+    for rank in range(len(unrolled.tasks)):
+        lines += ["", f"rank {rank} {{", *_rank(unrolled, rank, ports), "}"]
     return (File(f"{program.collective.name}.goal", "\n".join(lines) + "\n"),)
 
 
-def _rank(found: Messages, rank: int, ports: tuple[int, ...]) -> Iterator[str]:
-    tasks = found.tasks[rank]
+def _rank(unrolled: Messages, rank: int, ports: tuple[int, ...]) -> Iterator[str]:
+    tasks = unrolled.tasks[rank]
     for place, task in enumerate(tasks):
         if task.kind == "calc":
-            # Where its operand came in last.
+            # The port of its last operand.
             port = ports[tasks[task.after[-1]].queue]
             yield f"l{place}: calc {round(task.seconds * 1e9)} cpu {port}"
         else:
@@ -57,9 +57,9 @@ def _message(task: Task) -> str:
 
 
 def port_numbers(program: Program) -> tuple[int, ...]:
-    """Each queue's port: one number for all ports that queues join, and different ones at a vertex.
+    """Each queue's port: joined ports share one number, and the ports of a vertex have different ones.
 
-    UnsupportedError where that takes more than :data:`MOST_PORTS`.
+    UnsupportedError if that needs more than :data:`MOST_PORTS`.
     """
     above: dict[Port, Port] = {}
 
@@ -81,5 +81,5 @@ def port_numbers(program: Program) -> tuple[int, ...]:
         for vertex in vertices:
             taken[vertex].add(number[port])
     if max(number.values(), default=0) >= MOST_PORTS:
-        raise UnsupportedError(f"GOAL has {MOST_PORTS} ports per rank, and the plan's links need more")
+        raise UnsupportedError(f"GOAL has {MOST_PORTS} ports per rank, but the plan's links need more")
     return tuple(number[top((queue.path[0], queue.path[1]))] for queue in program.queues)

@@ -1,17 +1,18 @@
-"""A program for one size as messages and reductions: what exports to simulators of networks share.
+"""A program for one size as messages and reductions, for exports to network simulators.
 
-Every execution of a role becomes tasks of its vertex: a receive per message that it takes, a *calc* where it combines
-operands, a send per message that it gives. A task begins when those in ``after`` have ended:
+Every execution of a role becomes tasks of its vertex: a receive per incoming message, a *calc* if it reduces operands,
+and a send per outgoing message. A task begins after all tasks in its ``after``:
 
-- a calc after its execution's receives, a send after the calc, or where nothing is combined after the receive: the
-  program's data arcs, of which the part between two vertices is the message itself;
-- a send or receive after the one before it of the same queue at the same vertex, a calc after that of the role's chunk
-  before: a queue is a FIFO, and a role takes one chunk after the other;
-- a calc that takes time after its role's first send of the chunk before: the queue's stream does both.
+- Data arcs of the program: a calc waits for the receives of its execution; a send waits for the calc, or without
+  one for the receive. Between two vertices the message itself is the arc.
+- Queue order: a send or receive waits for the previous one of its queue at its vertex. A calc waits for the calc of the
+  role's previous chunk, because a role handles chunks in order.
+- Stream order: a calc that takes time waits for its role's first send of the previous chunk, because the queue's stream
+  does both.
 
-So a queue has one message under way at a time, as a stream of the simulator has. That a queue holds no more than
-``slots`` messages is not said: such formats have no dependence on another vertex but a message. Nor is it said where
-messages lie on their way (staged queues). Tags count messages by queue, then by chunk.
+So a queue has one message in flight at a time, as a stream of the simulator has. Two facts are missing: the limit of
+``slots`` messages per queue, since such formats have no dependences between vertices other than messages; and the
+memory of messages on their way (staged queues). Tags number the messages by queue, then by chunk.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.program import Program, Role
 from blinkccl.trees.forest.model import Forest
 
-#: Messages and reductions of one file, or set of files: some 100 bytes each.
+#: Limit on messages and reductions of one export, at some 100 bytes each.
 MOST_TASKS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a vertex does once.
+    """One operation of a vertex.
 
-    ``peer`` is the vertex at the other end, -1 of a calc; so are ``queue`` and ``tag``, which no other message has.
-    ``size_bytes``: of the message, or of each operand that a calc combines in ``seconds``. ``after``: places in the
-    vertex's list, rising, all before its own.
+    ``peer`` is the vertex at the other end; it is -1 for a calc, and so are ``queue`` and ``tag``. Each message has its
+    own tag. ``size_bytes`` is the size of the message, or of each operand that a calc reduces in ``seconds``. ``after``
+    holds indices into the vertex's list, ascending and smaller than the task's own.
     """
 
     kind: Literal["send", "recv", "calc"]
@@ -53,9 +54,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Messages:
-    """A bound program, unrolled: ``tasks[v]`` are those of rank v, or after the ranks of relay v − N, in an order.
+    """A bound program, unrolled: ``tasks[v]`` for rank v or, after the ranks, for relay v − N, in a valid order.
 
-    ``costs`` are what reductions are charged by.
+    ``costs`` are the costs of its reductions.
     """
 
     bound: Bound
@@ -68,41 +69,41 @@ class Messages:
 
     @property
     def size_bytes(self) -> int:
-        """S that is moved: what was asked for, in whole elements that are as many in each block."""
+        """S as moved: the user's size, rounded to whole elements with equal counts in all blocks."""
         return self.bound.count * self.bound.itemsize * self.program.collective.total_blocks()
 
 
 def messages(program: Program, forest: Forest, choices: Choices) -> Messages:
-    """The program for the size of ``choices``.
+    """The program for the size in ``choices``.
 
-    UnsupportedError for switches that combine, UsageError where the size moves nothing, LimitError beyond
+    UnsupportedError for in-network reduction, UsageError for a size that moves nothing, LimitError for more than
     :data:`MOST_TASKS`. Cost: linear in tasks.
     """
     if program.combining:
         raise UnsupportedError(
-            f"the plan combines at switches {list(program.combining)}, and simulators have messages between hosts "
-            "alone; plan with another algorithm than in_switch"
+            f"the plan reduces in switches {list(program.combining)}, but simulators have only messages between "
+            "hosts; plan with another algorithm than in_switch"
         )
     size, bound, costs = choices.size_bytes, choices.bound, choices.costs
-    assert bound is not None  # Whoever asks has found both for the size.
+    assert bound is not None  # Computed by the caller.
     assert costs is not None
     if not bound.tasks:
-        raise UsageError(f"{size} bytes move nothing: fewer than one element per block")
+        raise UsageError(f"{size} bytes are fewer than one element per block, so nothing moves; give a larger size")
     if bound.tasks > MOST_TASKS:
         raise LimitError(
-            f"{size:,} bytes are {bound.tasks:,} messages and reductions, more than {MOST_TASKS:,}: take a larger "
+            f"{size:,} bytes are {bound.tasks:,} messages and reductions, more than {MOST_TASKS:,}; give a larger "
             "--chunk"
         )
     first_tag = _first_tags(bound)
     roles: list[list[Role]] = [[] for _ in program.vertices]
     for role in program.roles:
         roles[role.rank].append(role)
-    tasks = (_Vertex(bound, costs, first_tag, mine).tasks for mine in roles)
-    return Messages(bound, costs, tuple(tuple(found) for found in tasks))
+    by_vertex = (_Vertex(bound, costs, first_tag, own).tasks for own in roles)
+    return Messages(bound, costs, tuple(map(tuple, by_vertex)))
 
 
 def _first_tags(bound: Bound) -> Sequence[int]:
-    """That of each queue's first message; the others follow it."""
+    """Tag of each queue's first message; its other messages have the following tags."""
     chunks = [0] * len(bound.program.queues)
     for role in bound.program.roles:
         for queue in role.sends:
@@ -136,9 +137,9 @@ class _Vertex:
             self._message("send", queue, size_bytes, ready)
 
     def _message(self, kind: Literal["send", "recv"], queue: int, size_bytes: int, ready: tuple[int, ...]) -> int:
-        """Adds the queue's next message; its place."""
+        """Append the queue's next message; return its index."""
         before, ends, after = self._last.get(queue), self.bound.program.queues[queue], ready
-        # What a calc of the queue's stream has waited for needs no second word.
+        # A predecessor that the calc already waits for needs no second dependence.
         if before is not None and all(before not in self.tasks[place].after for place in ready):
             after = tuple(sorted((before, *ready)))
         tag = self.first_tag[queue] + self._through[queue]
@@ -149,19 +150,19 @@ class _Vertex:
         return self._last[queue]
 
     def _seconds(self, count: int, size_bytes: int) -> float:
-        """What the simulator charges an execution that combines ``count`` operands."""
+        """Seconds that the simulator charges for reducing ``count`` operands."""
         rate = self.costs.gb_per_s * 1e9
         return self.costs.us * 1e-6 + (size_bytes * (count + 1) / 3 / rate if rate else 0.0)
 
 
-def remarks(found: Messages, forest: Forest) -> Iterator[str]:
-    """What a file says of itself, in lines."""
-    program, bound, costs = found.program, found.bound, found.costs
+def remarks(unrolled: Messages, forest: Forest) -> Iterator[str]:
+    """Lines of comment that describe the file."""
+    program, bound, costs = unrolled.program, unrolled.bound, unrolled.costs
     label = {vertex.id: vertex.label for vertex in forest.topology.vertices}
     coll = program.collective
     root = "" if coll.root is None else f", root {coll.root}"
     yield (
-        f"{coll.name} of {found.size_bytes:,} bytes among {len(program.ranks)} ranks of {forest.topology.name}, by "
+        f"{coll.name} of {unrolled.size_bytes:,} bytes among {len(program.ranks)} ranks of {forest.topology.name}, by "
         f"{forest.algorithm}{root}. Made by Blink."
     )
     yield f"ranks: {', '.join(f'{rank} is {label[vertex]}' for rank, vertex in enumerate(program.ranks))}"

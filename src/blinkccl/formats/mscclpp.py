@@ -1,18 +1,19 @@
-"""A plan as an MSCCL++ execution plan (JSON).
+"""Export of a plan as an MSCCL++ execution plan (JSON).
 
-A thread block per role does what that does in rounds (a ``pipeline``) of :data:`UNIT_BYTES`: it waits for the signals
-of all from whom something arrives, reduces, puts, and signals to all to whom it has put. So the stages of a tree
-overlap, each a round behind the one before. Two thread blocks have a channel of their own where one sends to the other,
-and a signal per round is enough. Nothing has to order two thread blocks of a rank: the roles of a slice touch different
-memory, or hear of each other by way of other ranks. Where that is not so (an input that several shares still read where
-one of them has to keep), and where there would be more thread blocks than run side by side, or one would have more
-channels than there are, one thread block does all roles of a slice, or of several, tick by tick. Messages are put where
-the receiver keeps them, or into its scratch where they are to be combined or its input there is still read. Before the
-first put a thread block waits until the other has begun.
+Each role gets a thread block, which works in rounds (a ``pipeline``) of :data:`UNIT_BYTES`: it waits for the signals of
+all senders, reduces, puts, and signals to all receivers. So the stages of a tree overlap, each one round behind the
+previous. Two communicating thread blocks have a channel of their own, with one signal per round. The thread blocks of a
+rank need no order among themselves: roles of a slice use different memory, or are ordered through other ranks.
 
-Between servers data go by port channels, elsewhere by memory channels. Contributions are combined in the order of the
-receives, the own one first: exact for what is associative, and in other last bits than engines have it where it is not.
-What is written is read back and proved.
+One thread block runs all roles of a slice, or of several, tick by tick, in three cases: several shares still read an
+input at the place of a result; there would be more thread blocks than run in parallel; a thread block would need too
+many channels. A message is put at the place of the receiver's result. It is put into the receiver's scratch if it is to
+be reduced, or if input at that place is still read. Before the first put, a thread block waits until its peer has
+begun.
+
+Data use port channels between servers, and memory channels otherwise. Contributions are reduced in the order of the
+receives, the rank's own first. The result is exact for associative operations; for others its last bits differ from
+those of the engines. The written file is read back and proved.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest
 
-#: Thread blocks of a GPU that run side by side on an A100, and so must on anything.
+#: Thread blocks of a GPU that run in parallel on an A100; the plan must not need more on any GPU.
 MOST_BLOCKS = 108
-#: Bytes of a round: of 64 KiB to 1 MiB these were the fastest in simulations of such plans, from some MiB on.
+#: Bytes of a round: the fastest of 64 KiB to 1 MiB in simulations of such plans, from some MiB on.
 UNIT_BYTES = 2**19
-#: Slices of less than this part of the largest are moved in one piece.
+#: Slices smaller than this fraction (1/8) of the largest are moved in one piece.
 _LARGEST_OVER_SMALLEST = 8
-#: An operation's byte offsets are unsigned 32-bit numbers; sizes are multiples of so many bytes per chunk.
+#: Byte offsets of an operation are unsigned 32-bit numbers; sizes are multiples of this many bytes per chunk.
 MOST_BYTES, ALIGNMENT = 2**32 - 1, 16
-#: What is tried where a plan does not fit: roundings, fewer trees for so many ranks (a search), and algorithms.
+#: Alternatives for a plan that does not fit: roundings, fewer trees up to this many ranks (a search), and algorithms.
 _ROUNDINGS = (64, 32, 16, 12, 8, 4, 2, 1)
 _MOST_SEARCHED = 16
 _BASELINES = ("one_hop", "ring", "double_binary_tree", "flat", "internal_broadcast")
@@ -54,15 +55,15 @@ _SPELLED = {"reduce_scatter": "reducescatter"}
 
 Json = dict[str, Any]
 T = TypeVar("T")
-#: A thread block: its rank, and its number there.
+#: A thread block: its rank, and its number in that rank.
 Unit = tuple[int, int]
 
 
 def write(program: Program, forest: Forest, _machine: Topology | None, choices: Choices) -> tuple[File, ...]:
     """One file, read back and proved; see :class:`blinkccl.formats.registry.Write`.
 
-    UnsupportedError names the limit that is exceeded, and what fits instead, as it is typed: fewer chunks, or another
-    algorithm, by rate. InternalError if what was written is wrong.
+    The UnsupportedError names the exceeded limit and, as options to type, alternatives that fit: fewer chunks, or
+    another algorithm, by rate. InternalError if the file is wrong.
     """
     if choices.chunks is not None and choices.chunks < 1:
         raise UsageError(f"--chunks {choices.chunks}: expected at least 1")
@@ -77,70 +78,70 @@ def write(program: Program, forest: Forest, _machine: Topology | None, choices: 
             f"{chunked.chunks} chunks per block: {float(rate) * unit:.4g} of {float(forest.rate) * unit:.4g} GB/s"
         )
     if program.collective.root is not None:
-        notes.append(f"right for calls with root {program.collective.root} alone, which the format does not say")
+        notes.append(f"valid only for calls with root {program.collective.root}, which the format does not record")
     return (File("mscclpp.json", text, "; ".join(notes)),)
 
 
 def pack(machine: Topology, ranks: tuple[int, ...], choices: Choices) -> tuple[File, ...]:
     """AllReduce in the switch that joins ``ranks``; see :class:`blinkccl.formats.registry.Pack`."""
     if choices.chunks is not None:
-        raise UsageError(f"--chunks {choices.chunks} is for plans: leave it out")
+        raise UsageError(f"--chunks {choices.chunks} needs a plan: leave it out, or give a plan")
     combining_switch(machine, ranks)
     gpus = allreduce_gpus(len(ranks), choices.in_place, UNIT_BYTES)
     chunks = gpus[0]["input_chunks"]
     text = _document("allreduce", len(ranks), choices.in_place, gpus, chunks, chunks)
-    found = audit(mscclpp.read(text.encode(), "export"))
-    if not found.ok:
-        raise InternalError(f"what was written is no AllReduce: {found.faults[0]}")
-    return (File("mscclpp.json", text, "an AllReduce that the switch adds up"),)
+    judgement = audit(mscclpp.read(text.encode(), "export"))
+    if not judgement.ok:
+        raise InternalError(f"the written file is no AllReduce: {judgement.faults[0]}")
+    return (File("mscclpp.json", text, "an AllReduce with in-network reduction"),)
 
 
 def _proved(texts: Iterable[str]) -> str:
-    """The first text that is right; the one with most to gain comes first."""
+    """The first correct text; callers order them by expected speed."""
     faults: tuple[str, ...] = ()
     for text in texts:
         try:
             faults = audit(mscclpp.read(text.encode(), "export")).faults
         except ScheduleError as error:
-            raise LimitError(f"what would be written cannot be proved: {error}") from None
+            raise LimitError(f"the MSCCL++ plan cannot be proved: {error}") from None
         if not faults:
             return text
-    raise InternalError(f"what was written does not do what the plan does: {faults[0]}")
+    raise InternalError(f"the MSCCL++ plan does not compute the collective: {faults[0]}")
 
 
 def _what_fits(program: Program, forest: Forest, choices: Choices) -> str:
-    """The finest rounding that fits, and the fastest of other trees."""
+    """Alternatives: the finest rounding that fits, and the fastest other trees."""
     request = Request(forest.topology, forest.collective, forest.ranks)
     exact = choices.chunks or lcm(*(part.stop.denominator for part in program.slices))
-    found: list[tuple[Fraction, str]] = []
+    fitting: list[tuple[Fraction, str]] = []
     for chunks in (one for one in _ROUNDINGS if one < exact):
-        found = _fitting(f"--chunks {chunks}", partial(replace, forest), replace(choices, chunks=chunks))
-        if found:
+        fitting = _fitting(f"--chunks {chunks}", partial(replace, forest), replace(choices, chunks=chunks))
+        if fitting:
             break
     others = [(f"--algo {name}", partial(ALGORITHMS[name].plan, request)) for name in _BASELINES]
     if len(forest.ranks) <= _MOST_SEARCHED:
         fewest = replace(request, objective="fewest-trees")
         others.insert(0, ("--objective fewest-trees", partial(ALGORITHMS["optimal"].plan, fewest)))
     planned = [one for typed, plan in others for one in _fitting(typed, plan, choices)]
-    found += sorted(planned, key=lambda one: -one[0])[:1]
+    fitting += sorted(planned, key=lambda one: -one[0])[:1]
     unit = forest.topology.unit_gb_per_s
-    told = [f"{typed} ({float(rate) * unit:.4g} of {float(forest.rate) * unit:.4g} GB/s)" for rate, typed in found]
-    return f"what fits: {', or '.join(told)}" if told else "nothing that was tried fits: plan for fewer GPUs"
+    texts = [f"{typed} ({float(rate) * unit:.4g} of {float(forest.rate) * unit:.4g} GB/s)" for rate, typed in fitting]
+    return f"these fit: {', or '.join(texts)}" if texts else "none of the tried alternatives fits: plan for fewer GPUs"
 
 
 def _fitting(typed: str, plan: Callable[[], Forest], choices: Choices) -> list[tuple[Fraction, str]]:
-    """The rate of a plan and what is typed for it, if it fits."""
+    """The rate of a plan and the options for it, if it fits; else an empty list."""
     try:
         forest = plan()
         chunked = Chunked(lower(forest), choices)
         next(iter(_texts(chunked, forest)))
-    except (UnsupportedError, TopologyError, UsageError):  # It does not fit, or the algorithm has no plan here.
+    except (UnsupportedError, TopologyError, UsageError):  # It does not fit, or the algorithm has no such plan.
         return []
     return [(chunked.rate(forest), typed)]
 
 
 def _document(collective: str, ranks: int, in_place: bool, gpus: list[Json], base: int, largest: int) -> str:
-    """The JSON, an operation in a line; ``base``: chunks of what a message size is of, ``largest``: of a buffer."""
+    """The JSON, one line per operation; ``base``: chunks of a message; ``largest``: chunks of the largest buffer."""
     document = {
         "name": f"blink_{collective}_{ranks}",
         "collective": _SPELLED.get(collective, collective),
@@ -159,18 +160,18 @@ def _document(collective: str, ranks: int, in_place: bool, gpus: list[Json], bas
 
 def _texts(chunked: Chunked, forest: Forest) -> Iterator[str]:
     servers = [forest.topology.vertex[rank].server for rank in forest.ranks]
-    # Where one thread block does all of a star (up, sum, down) its rounds only wait for each other.
+    # Rounds gain nothing if one thread block runs a whole star (up, sum, down), since they wait for each other.
     deep = max(role.offset for role in chunked.roles) > 2
     for split, rounds in ((True, True), (False, True))[: 1 + deep]:
         try:
             yield _Lowering(chunked, servers, split, rounds).text()
-        except LimitError:  # the next has fewer thread blocks, or fewer operations
+        except LimitError:  # the next text has fewer thread blocks or operations
             continue
     yield _Lowering(chunked, servers, False, False).text()
 
 
 class _Lowering:
-    """The whole file: ``split``: a thread block per role; ``rounds``: by pipelines."""
+    """The whole file. ``split``: one thread block per role; ``rounds``: with pipelines."""
 
     def __init__(self, chunked: Chunked, servers: Sequence[int], split: bool, rounds: bool) -> None:
         self.of, self.servers, self.rounds = chunked, servers, rounds
@@ -185,7 +186,7 @@ class _Lowering:
         self.units = self._units(split)
         self.unit_of = {id(role): at for at, roles in self.units.items() for role in roles}
         self.channels: list[dict[str, list[int]]] = [{"memory": [], "port": []} for _ in range(self.ranks)]
-        #: Of a thread block and another, the number of their channel among those of its rank.
+        #: Index of the channel between two thread blocks among the channels of the first one's rank.
         self.channel: dict[tuple[Unit, Unit], int] = {}
         self._connect()
         self.buffers: list[dict[tuple[int, str, str], int]] = [{} for _ in range(self.ranks)]
@@ -194,44 +195,44 @@ class _Lowering:
             self.blocks[unit[0]].append(_ThreadBlock(self, unit, roles).document())
 
     def _units(self, split: bool) -> dict[Unit, list[Role]]:
-        """The roles of each thread block: one where ``split`` and no role of its group keeps late, else the group's."""
+        """The roles of each thread block: one if ``split`` and no role of its group keeps late, else the group."""
         mine: dict[tuple[int, int], list[Role]] = {}
         for role in self.of.roles:
             mine.setdefault((role.rank, role.slice % self.groups), []).append(role)
-        found: dict[Unit, list[Role]] = {}
+        units: dict[Unit, list[Role]] = {}
         count = [0] * self.ranks
         for rank, group in sorted(mine):
             roles = mine[rank, group]
             apart = split and not any(map(self.keeps_late, roles))
             for each in [[role] for role in roles] if apart else [roles]:
-                found[rank, count[rank]] = each
+                units[rank, count[rank]] = each
                 count[rank] += 1
         if max(count) > MOST_BLOCKS:
-            raise LimitError(f"a GPU runs {MOST_BLOCKS} thread blocks side by side, got {max(count)}")
-        return found
+            raise LimitError(f"a GPU runs {MOST_BLOCKS} thread blocks in parallel, got {max(count)}")
+        return units
 
     def _connect(self) -> None:
-        """A channel for every two thread blocks of which one sends to the other; both ends count them in one order."""
+        """Create a channel for every two communicating thread blocks, in the same order at both ends."""
         pairs = {
             frozenset((self.unit_of[id(sender)], self.unit_of[id(self.of.receiver[queue])]))
             for queue, sender in self.of.sender.items()
         }
         for one, other in sorted(tuple(sorted(pair)) for pair in pairs):
             kind = self.kind(one[0], other[0])
-            for here, there in ((one, other), (other, one)):
-                channels = self.channels[here[0]][kind]
-                self.channel[here, there] = len(channels)
-                channels.append(there[0])
+            for near, far in ((one, other), (other, one)):
+                channels = self.channels[near[0]][kind]
+                self.channel[near, far] = len(channels)
+                channels.append(far[0])
 
     def ends(self, role: Role) -> tuple[list[Unit], list[Unit]]:
-        """The thread blocks from which the role's messages come, and to which it sends."""
+        """Thread blocks from which the role receives, and to which it sends."""
         return (
             [self.unit_of[id(self.of.sender[queue])] for queue in role.receives],
             [self.unit_of[id(self.of.receiver[queue])] for queue in role.sends],
         )
 
     def keeps_late(self, role: Role) -> bool:
-        """Whether what the role receives lies elsewhere than where it is kept, until others have read that."""
+        """True if the role's value stays elsewhere until others have read the input at the place of its result."""
         return role.keeps and bool(role.receives) and self.holds[id(role)] != self.of.result(role)
 
     def kind(self, one: int, other: int) -> str:
@@ -242,7 +243,7 @@ class _Lowering:
         return len(role.receives) + role.contributes > 1
 
     def _lay(self, role: Role) -> None:
-        """Where each message to the role arrives, and where its value then lies."""
+        """Assign the place of each incoming message, and of the role's value afterwards."""
         at_once = self.of.keeps_at_once(role)
         for queue in role.receives:
             if at_once and not self.reduces(role):
@@ -256,7 +257,7 @@ class _Lowering:
             self.holds[id(role)] = self.of.result(role) if at_once else self.landing[role.receives[0]]
 
     def text(self) -> str:
-        """The JSON."""
+        """The JSON of the file."""
         coll, of = self.program.collective, self.of
         inputs, outputs = of.buffer_chunks(0)
         largest = max(inputs, outputs, *self.scratch)
@@ -284,7 +285,7 @@ class _Lowering:
 
 
 class _ThreadBlock:
-    """What one thread block does for its roles."""
+    """Operations of one thread block for its roles."""
 
     def __init__(self, plan: _Lowering, unit: Unit, roles: list[Role]) -> None:
         self.plan, self.unit, self.rank = plan, unit, unit[0]
@@ -309,7 +310,7 @@ class _ThreadBlock:
         self._finish()
 
     def _in_rounds(self, body: list[Json]) -> list[Json]:
-        """The same as a pipeline, whose rounds go over as many chunks of every role, where these are many."""
+        """Wrap ``body`` in a pipeline if all its roles have equally many chunks, and enough of them."""
         sizes = {self.plan.of.sizes[role.slice] for role in self.roles}
         if not self.plan.rounds or len(sizes) > 1 or max(sizes) * _LARGEST_OVER_SMALLEST < max(self.plan.of.sizes):
             return body
@@ -318,7 +319,7 @@ class _ThreadBlock:
         return [{"name": "pipeline", "iter_context": context, "ops": [*body, *end]}]
 
     def _tick(self, roles: list[Role]) -> None:
-        """Wait for all that arrives, combine and put, then signal."""
+        """Append one tick: wait for all senders, reduce and put, then signal."""
         ends = [self.plan.ends(role) for role in roles]
         sources = sorted({peer for froms, _ in ends for peer in froms})
         if sources:
@@ -341,33 +342,33 @@ class _ThreadBlock:
             self._signal(targets, "signal")
 
     def _send(self, role: Role, sends: Sequence[int]) -> None:
-        """Put to all of these, and keep an own contribution.
+        """Put to all these queues, and copy an own contribution to its result.
 
-        Where several are near, by reductions of one operand: these store to all at once, which ``put`` does one after
-        the other, and to memory of the rank too, which must be one that is not its input.
+        Several near receivers are served by reductions of one operand, which store to all at once; ``put`` stores to
+        one after the other. Such a reduction also stores to the rank's own memory, which must not be its input.
         """
         plan, size = self.plan, self.plan.of.sizes[role.slice]
         hold = plan.holds[id(role)]
         target = plan.of.result(role) if role.keeps and not role.receives else hold
-        kept = target == hold
+        stored = target == hold
         for kind in ("memory", "port"):
             for some in _parts([q for q in sends if self._kind(q) == kind]):
                 if self.ops and self.ops[-1]["name"] == "res":
-                    self._nop()  # which stores there
+                    self._nop()  # the reduction stored the operand
                 if kind == "memory" and len(some) > 1 and (target != hold or role.receives):
                     self.ops.append(self._reduction([hold], target, size, some))
-                    kept = True
+                    stored = True
                 else:
                     self.ops.append(self._put(kind, hold, size, some))
-        if not kept:
+        if not stored:
             self.ops.append(self._copy(role, hold, target))
 
     def _near(self, role: Role) -> list[int]:
-        """The queues that one operation sends on: of memory channels, as many as it takes."""
+        """Queues that one operation can send on: memory channels, up to its limit."""
         return [q for q in role.sends if self._kind(q) == "memory"][: mscclpp.MOST_ENDS]
 
     def _reduce(self, role: Role) -> list[int]:
-        """Combine what came, and send it on as far as one operation can; the queues that are left."""
+        """Reduce the operands and send the result as far as one operation can; return the remaining queues."""
         plan, size = self.plan, self.plan.of.sizes[role.slice]
         hold = plan.holds[id(role)]
         operands = [plan.of.own(role)] if role.contributes else []
@@ -405,7 +406,7 @@ class _ThreadBlock:
         }
 
     def _finish(self) -> None:
-        """Wait until proxies have read all, then keep what had to lie elsewhere while others still read."""
+        """Wait until the proxies have read everything, then copy results that had to wait for readers of the input."""
         plan = self.plan
         sent = {peer for role in self.roles for peer in plan.ends(role)[1]}
         self._signal([peer for peer in self.peers["port"] if peer in sent], "flush")
@@ -427,11 +428,11 @@ class _ThreadBlock:
         return self.plan.kind(self.rank, self.plan.program.queues[queue].dst)
 
     def _channel(self, peer: Unit) -> int:
-        """Its number in this thread block."""
+        """The number of the channel to ``peer`` in this thread block."""
         return self.peers[self.plan.kind(self.rank, peer[0])].index(peer)
 
     def _remote(self, queue: int, size: int) -> Json:
-        """Where a message arrives, as this thread block names it."""
+        """The destination of a message, in the numbering of this thread block."""
         peer, place, kind = self.plan.program.queues[queue].dst, self.plan.landing[queue], self._kind(queue)
         known = self.plan.buffers[self.rank]
         number = known.setdefault((peer, place.buffer, kind), len(known))
@@ -440,7 +441,7 @@ class _ThreadBlock:
         return {"buffer_id": self.refs[kind].index(number), "index": place.start, "size": size}
 
     def document(self) -> Json:
-        """The thread block in the file; LimitError for what the kernel has no room for."""
+        """The thread block's JSON; LimitError if it exceeds the kernel's limits."""
         number = self.unit[1]
         for what, most, got in (
             ("operations", mscclpp.MOST_OPERATIONS, sum(1 + len(op.get("ops", ())) for op in self.ops)),
@@ -465,12 +466,12 @@ def _local(place: ChunkPlace, size: int) -> Json:
 
 
 def _parts(items: Sequence[T]) -> Iterable[Sequence[T]]:
-    """As many as an operation takes at a time."""
+    """Groups of at most as many items as one operation takes."""
     return [items[at : at + mscclpp.MOST_ENDS] for at in range(0, len(items), mscclpp.MOST_ENDS)]
 
 
 def _pretty(value: Any, depth: int = 0) -> str:
-    """JSON in which everything has a line of its own down to the operations, which are whole lines."""
+    """JSON with one line per element down to the operations, each of which is one line."""
     inner, end = "\n" + " " * (depth + 1), "\n" + " " * depth
     if isinstance(value, dict) and (depth == 0 or "id" in value):
         return (

@@ -1,8 +1,8 @@
-"""An AllReduce in the switch (NVLink SHARP) as an MSCCL++ execution plan: no plan of ours, which has trees of ranks.
+"""AllReduce in the switch (NVLink SHARP) as an MSCCL++ execution plan, without a plan of Blink's.
 
-Every rank has an equal part of the data, in :data:`BLOCKS` pieces with a thread block each, so that some load while
-others store. A thread block waits until all have begun, has the switch add its piece up and store the sum to all
-(``glres``), in rounds, and signals to all that it is done.
+Every rank handles an equal part of the data, in :data:`BLOCKS` pieces with a thread block each, so that loads and
+stores overlap. A thread block waits until all have begun. In rounds, it then lets the switch reduce its piece and store
+the sum to all (``glres``), and finally signals completion to all.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ BLOCKS = 4
 
 
 def combining_switch(machine: Topology, ranks: tuple[int, ...]) -> int:
-    """A vertex that adds up and has links to and from all ranks; UnsupportedError if there is none."""
+    """A vertex with in-network reduction and links to and from all ranks; UnsupportedError without one."""
     for vertex in machine.vertices:
         joined = all({(rank, vertex.id), (vertex.id, rank)} <= machine.link.keys() for rank in ranks)
         if vertex.combines and joined:
             return vertex.id
     raise UnsupportedError(
-        f"{machine.name} has no switch that adds up and joins GPUs {', '.join(map(str, ranks))}: give what blink "
-        "plan -o wrote"
+        f"{machine.name} has no switch with in-network reduction that joins GPUs {', '.join(map(str, ranks))}: give a "
+        "file that blink plan -o wrote"
     )
 
 
 def allreduce_gpus(count: int, in_place: bool, unit_bytes: int) -> list[Json]:
-    """``gpus`` of the plan among so many ranks; LimitError for more than a thread block has channels for."""
+    """``gpus`` of the plan for ``count`` ranks; LimitError if a thread block would need too many channels."""
     most = mscclpp.MOST_CHANNELS
     if count - 1 > most:
         raise LimitError(
-            f"a thread block holds {most} memory channels, got {count - 1}: at most {most + 1} GPUs, chosen with --gpus"
+            f"a thread block holds {most} memory channels, got {count - 1}: choose at most {most + 1} GPUs with --gpus"
         )
     return [_gpu(rank, count, in_place, unit_bytes) for rank in range(count)]
 

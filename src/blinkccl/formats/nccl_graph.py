@@ -1,4 +1,4 @@
-"""Rings as NCCL's graph file: NCCL runs these with its own kernels; whoever knows how it counts links finds them."""
+"""Export of rings as NCCL's graph file, which NCCL runs with its own kernels; the caller computes the rings."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from blinkccl.trees.forest.model import Forest
 
 
 def write(_program: Program, _forest: Forest, _machine: Topology | None, choices: Choices) -> tuple[File, ...]:
-    """One file of a plan's rings; see :class:`blinkccl.formats.registry.Write`."""
+    """One file with a plan's rings; see :class:`blinkccl.formats.registry.Write`."""
     return _file(choices)
 
 
 def pack(_machine: Topology, _ranks: tuple[int, ...], choices: Choices) -> tuple[File, ...]:
-    """The same of a job's best rings."""
+    """One file with a job's best rings."""
     return _file(choices)
 
 
 def _file(choices: Choices) -> tuple[File, ...]:
     rings = choices.rings
-    assert rings is not None  # Whoever asks has found them.
+    assert rings is not None  # Computed by the caller.
     graph = ChannelGraph(RING, RING_PATTERN, rings.orders, rings.gb_per_s, rings.kind)
     return (File("nccl-graph.xml", graph_text([graph], list(rings.remarks))),)

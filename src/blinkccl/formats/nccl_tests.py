@@ -1,10 +1,10 @@
-"""Results of nccl-tests and of ``blink bench``: the text log of every version, and the JSON of ``-J`` and ``--json``.
+"""Results of nccl-tests and of ``blink bench``: text logs of all versions, and the JSON of ``-J`` and ``--json``.
 
-Logs of all versions name their columns, and differ in them: those of 1.0 count milliseconds and have "bytes" for
-"size", later ones leave out or add "redop" and "root", call the check "error" or "#wrong", and the newest add columns.
-So a row is read by the titles above it. Where these are cut off, a row is a size and a count, then words, then a time
-and two bandwidths once or twice. Launchers put a tag before each line (``[1,0]<stdout>:``, ``0:``), which is taken
-off, and all sorts of other lines between them, which are passed over.
+All versions of the log name their columns, but the columns differ. Version 1.0 counts milliseconds and has "bytes" for
+"size". Later versions omit or add "redop" and "root", call the check "error" or "#wrong", and add columns. So a row is
+read by the titles above it. Without titles, a row is a size and a count, some words, then a time and two bandwidths,
+once or twice. Launchers put a tag before each line (``[1,0]<stdout>:``, ``0:``), which is removed. All other lines are
+ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from blinkccl.errors import TopologyError
 from blinkccl.topology.limits import at, shortened
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
-#: nccl-tests' names of what differs from ours.
+#: Names in nccl-tests that differ from Blink's.
 _NAMES = {"all_reduce": "allreduce", "all_gather": "allgather"}
 _STARTS = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _PROGRAM = re.compile(r"(?:^|[\s/:])([a-z_]+)_perf\w*(?=\s|$)")
@@ -32,16 +32,16 @@ _RANK = re.compile(
 _TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
 _DIGITS = re.compile(r"[0-9]+")
 _COMMA = re.compile(r"(\d+),(\d+)")
-#: The titles that follow that of a time.
+#: Titles that follow the title of a time.
 _RATES = ("algbw", "busbw")
 _MAX_RANKS = 2**20
-#: Bandwidths have two digits after the point, and the oldest times not many more: what a row says must agree by this.
+#: Tolerances for a row's consistency: bandwidths have two decimal places, and the oldest times little more.
 _LEAST_GB_PER_S, _OF_TIME, _TOLERANCE = 1.0, 0.1, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRun:
-    """What a file says of the run of a row: "" and 0 where it does not."""
+    """The run of a row as far as the file describes it; "" and 0 stand for missing facts."""
 
     collective: str = ""
     ranks: int = 0
@@ -52,9 +52,9 @@ class BenchmarkRun:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRow:
-    """One timing as the file states it; ``where`` is its line or field.
+    """One timing of the file; ``where`` is its line or field.
 
-    ``limit_gb_per_s``: the busbw that the source itself holds for possible.
+    ``limit_gb_per_s``: the largest possible busbw according to the file.
     """
 
     where: str
@@ -68,7 +68,7 @@ class BenchmarkRow:
     limit_gb_per_s: float | None = None
 
     def checked(self, source: str) -> BenchmarkRow:
-        """The row; TopologyError where it contradicts itself."""
+        """The row; TopologyError if it contradicts itself."""
         micros = self.seconds * 1e6
         if not 0 < self.size_bytes < 2**63 or not (math.isfinite(self.seconds) and self.seconds > 0):
             raise TopologyError(
@@ -85,7 +85,7 @@ class BenchmarkRow:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One collective of ``size_bytes`` (S, as nccl-tests counts it) among ``ranks`` ranks took ``seconds``."""
+    """One collective of ``size_bytes`` (S, as in nccl-tests) among ``ranks`` ranks took ``seconds``."""
 
     collective: str
     ranks: int
@@ -95,34 +95,32 @@ class Measurement:
 
 
 def read_measurements(text: str, source: str, collective: str = "", ranks: int = 0) -> tuple[Measurement, ...]:
-    """The measurements that ``text``, called ``source``, holds: in its order, out-of-place before in-place.
+    """The measurements in ``text``, called ``source`` in messages: in its order, out-of-place before in-place.
 
-    ``collective`` and ``ranks`` are for logs that do not say it: those of nccl-tests before 2.17 name no collective,
-    and the lines that list the ranks may be cut off. What the text says itself goes first.
+    ``collective`` and ``ranks`` are for logs without them: nccl-tests before 2.17 names no collective, and the list of
+    ranks may be cut off. Facts in the text have precedence.
 
-    Rows of size 0 are left out: nothing moves. In a row above 1 GB/s busbw / algbw must be what it is for this many
-    ranks; that is how a wrong number of ranks is noticed. Cost: O(text).
+    Rows of size 0 are left out, as nothing moves. In a row above 1 GB/s, busbw / algbw must have the value for this
+    number of ranks, which detects wrong numbers. Cost: O(text).
     """
     rows = document_rows(_document(text, source), source) if text.lstrip()[:1] == "{" else _log_rows(text, source)
     measurements = tuple(_measurement(row, source, collective, ranks) for row in rows)
     if not measurements:
         raise TopologyError(
-            f"{source}: no measurement in it; expected a log of nccl-tests with its lines '# size count …', or the "
-            "JSON that blink bench --json or nccl-tests -J writes"
+            f"{source}: no measurement; expected a log of nccl-tests with its lines '# size count …', or the "
+            "JSON of blink bench --json or nccl-tests -J"
         )
     return measurements
 
 
 def _measurement(row: BenchmarkRow, source: str, collective: str, ranks: int) -> Measurement:
-    """The row as a measurement, if it makes sense."""
+    """The row as a measurement; TopologyError if it is not plausible."""
     collective, ranks = row.run.collective or collective, row.run.ranks or ranks
     where = f"{source}, {row.where}"
     if row.wrong:
-        raise TopologyError(f"{where}: {row.wrong:g} wrong results; times of a run that went wrong are not taken")
+        raise TopologyError(f"{where}: {row.wrong:g} wrong results; times of a faulty run are not used")
     if not collective:
-        raise TopologyError(
-            f"{where}: the file does not say which collective this is; add --collective, e.g. allreduce"
-        )
+        raise TopologyError(f"{where}: the file does not name the collective; add --collective, e.g. allreduce")
     if not ranks:
         raise TopologyError(f"{where}: the file does not list its ranks ('# Rank 0 …', config.devices); add --ranks")
     algbw, busbw = row.algbw_gb_per_s, row.busbw_gb_per_s
@@ -130,18 +128,20 @@ def _measurement(row: BenchmarkRow, source: str, collective: str, ranks: int) ->
         factor = float(bus_factor(collective, ranks))
         if abs(busbw / algbw - factor) > _TOLERANCE * factor:
             raise TopologyError(
-                f"{where}: busbw / algbw is {busbw / algbw:.3f}, but for {collective} on {ranks} ranks it is "
-                f"{factor:.3f}; give the right --ranks or --collective"
+                f"{where}: busbw / algbw is {busbw / algbw:.3f}, expected {factor:.3f} for {collective} on {ranks} "
+                f"ranks; correct --ranks or --collective"
             )
     return Measurement(collective, ranks, row.size_bytes, row.seconds, row.in_place)
 
 
 def _named(test: str, where: str) -> str:
-    """Our name of what nccl-tests, or we, call ``test``."""
+    """Blink's name of a test of nccl-tests or Blink."""
     name = re.sub(r"_perf\w*$", "", test.rsplit("/", 1)[-1])
     name = _NAMES.get(name, name)
     if name not in COLLECTIVES:
-        raise TopologyError(f"{where}: {shortened(name)!r} is none of {', '.join(COLLECTIVES)}")
+        raise TopologyError(
+            f"{where}: {shortened(name)!r} is no known collective; expected one of {', '.join(COLLECTIVES)}"
+        )
     return name
 
 
@@ -150,7 +150,7 @@ def _named(test: str, where: str) -> str:
 
 @dataclass
 class BenchmarkLog:
-    """The log of ``source``, line by line: what lines so far say of those to come. ``notes`` say what was assumed."""
+    """The log of ``source``, line by line, with the facts read so far; ``notes`` list assumptions."""
 
     source: str
     notes: list[str] = field(default_factory=list)
@@ -160,13 +160,13 @@ class BenchmarkLog:
     _titles: tuple[str, ...] = ()
 
     def hear(self, line: str, number: int) -> list[BenchmarkRow]:
-        """The timings of a line, none of most; TopologyError where it is a row that makes no sense."""
+        """The timings of a line, most often none; TopologyError for an implausible row."""
         words = line.split()
-        if len(words) > 1 and all(_DIGITS.fullmatch(word) for word in words[:2]):  # a size and a count
+        if len(words) > 1 and all(_DIGITS.fullmatch(word) for word in words[:2]):  # begins with a size and a count
             return self._row(words, number)
         starts, program, rank = _STARTS.search(line), _PROGRAM.search(line), _RANK.search(line)
         if rank is not None:
-            if self.rows:  # the list of another run's ranks begins
+            if self.rows:  # another run's list of ranks begins
                 self.ranks, self.rows = {}, 0
             self.ranks[int(rank[1])] = (rank[2], int(rank[3]), (rank[4] or "").strip())
         elif starts is not None:
@@ -203,9 +203,9 @@ class BenchmarkLog:
         return BenchmarkRun(self.collective, len(listed), hosts, gpus, names.pop() if len(names) == 1 else "")
 
     def _by_titles(self, words: Sequence[str], number: int) -> list[tuple[float, float, float, float] | None]:
-        """(seconds, algbw, busbw, wrong) out of place and in place, None for what was not measured."""
+        """(seconds, algbw, busbw, wrong) out of place and in place; None for a missing measurement."""
         titles = self._titles
-        # The time of day under the title "timestamp" is two words.
+        # A time of day below the title "timestamp" is two words.
         expected = len(titles) + (titles[-1] == "timestamp")
         if len(words) != expected:
             raise at(
@@ -231,13 +231,13 @@ class BenchmarkLog:
         return timings
 
     def _without_titles(self, words: Sequence[str]) -> list[tuple[float, float, float, float] | None]:
-        """The same by the form of a row alone."""
+        """The same for a log without titles, by the form of the row."""
         rest = list(words[2:])
         while rest and self._number(rest[0]) is None and rest[0] != "N/A":
-            rest = rest[1:]  # the type, and the operation
+            rest = rest[1:]  # skips type and operation
         numbers = [self._number(word) for word in rest]
         if len(numbers) in (5, 7, 9) or (numbers and numbers[0] is not None and numbers[0] < 0):
-            numbers = numbers[1:]  # the root
+            numbers = numbers[1:]  # skips the root
         timings: list[tuple[float, float, float, float] | None] = []
         step = 4 if len(numbers) in (4, 8) else 3
         for start in range(0, len(numbers) - 2, step):
@@ -267,12 +267,12 @@ def _log_rows(text: str, source: str) -> Iterator[BenchmarkRow]:
 
 
 def _times(titles: Sequence[str]) -> list[int]:
-    """The columns that hold times: out-of-place, then in-place."""
+    """Indices of the columns with times: out-of-place, then in-place."""
     return [column for column, title in enumerate(titles) if title in ("time", "cputime")]
 
 
 def untagged(line: str) -> str:
-    """The line without a launcher's tag, which may come again where a line was put together from pieces."""
+    """The line without a launcher's tag; a line joined from pieces may contain the tag several times."""
     tag = _TAG.match(line)
     if tag is None:
         return line
@@ -288,15 +288,13 @@ def _document(text: str, source: str) -> Any:
     except json.JSONDecodeError as error:
         raise at(source, error.lineno, f"not JSON: {error.msg} in column {error.colno}") from None
     except (ValueError, RecursionError):
-        raise TopologyError(f"{source}: not JSON that a benchmark wrote: too deep, or with too long numbers") from None
+        raise TopologyError(f"{source}: not a benchmark's JSON: nested too deeply, or numbers too long") from None
 
 
 def document_rows(read: Any, source: str) -> Iterator[BenchmarkRow]:
-    """The timings of a JSON object; TopologyError, with the field, where it is none that a benchmark writes."""
+    """The timings of a JSON object; TopologyError, with the field, for an object that no benchmark writes."""
     if not isinstance(read, dict) or not isinstance(read.get("results"), list):
-        raise TopologyError(
-            f"{source}: no list 'results' in it; expected what blink bench --json or nccl-tests -J writes"
-        )
+        raise TopologyError(f"{source}: no list 'results'; expected the output of blink bench --json or nccl-tests -J")
     run = _json_run(read, source)
     for number, row in enumerate(read["results"]):
         where = f"results[{number}]"
@@ -309,7 +307,7 @@ def document_rows(read: Any, source: str) -> Iterator[BenchmarkRow]:
 
 
 def _json_run(read: dict[str, Any], source: str) -> BenchmarkRun:
-    """The run; nccl-tests lists only the first rank of each process, and its other ranks are counted."""
+    """The run. nccl-tests lists only the first rank of each process; its other ranks are computed."""
     config, arguments = read.get("config"), read.get("args")
     config = config if isinstance(config, dict) else {}
     program, named = arguments[0] if isinstance(arguments, list) and arguments else None, config.get("collective")
@@ -338,7 +336,7 @@ def _json_row(size: int, timed: Any, where: str, source: str, run: BenchmarkRun)
         raise TopologyError(f"{source}, {where}: expected an object with 'time', 'alg_bw' and 'bus_bw'")
 
     def number(key: str) -> float | None:
-        """The number under ``key``; None where it is null or absent."""
+        """The number under ``key``; None if it is null or absent."""
         value = timed.get(key)
         if value is None:
             return None
@@ -348,7 +346,7 @@ def _json_row(size: int, timed: Any, where: str, source: str, run: BenchmarkRun)
 
     micros = number("cpu_time" if "cpu_time" in timed else "time")
     if micros is None:
-        raise TopologyError(f"{source}, {where}: neither 'time' nor 'cpu_time' in it; expected one of them, in us")
+        raise TopologyError(f"{source}, {where}: neither 'time' nor 'cpu_time'; expected one of them, in us")
     busbw, percent = number("bus_bw"), number("bound_percent")
     limit = 100 * busbw / percent if busbw is not None and percent else None
     in_place = where.endswith(".in_place")

@@ -1,6 +1,6 @@
-"""Which formats there are: each writes a Program, and what it was made from, as files of another tool.
+"""Registry of export formats: each writes a Program, and the Forest it was lowered from, as files of another tool.
 
-To add a format: write one file beside this one with a function ``write`` of the form :class:`Write`, and add its row to
+To add a format, write one file beside this one with a function ``write`` of the form :class:`Write`, and add its row to
 :data:`FORMATS`. The command line and the tests pick it up from there.
 """
 
@@ -19,7 +19,7 @@ from blinkccl.trees.forest.model import Forest
 
 @dataclass(frozen=True, slots=True)
 class CombiningCosts:
-    """What combining messages takes: ``us`` each time, at ``gb_per_s`` (0: no more), by the calibration of a name."""
+    """Cost of a reduction by the named calibration: ``us`` each, plus the bytes at ``gb_per_s`` (0: nothing)."""
 
     name: str
     us: float
@@ -28,7 +28,7 @@ class CombiningCosts:
 
 @dataclass(frozen=True, slots=True)
 class RingChannels:
-    """The channels of an NCCL graph file: ``orders`` of GPUs by their numbers there, and ``remarks`` for people."""
+    """Channels of an NCCL graph file: ``orders`` of GPUs by their numbers there, and ``remarks`` for its comments."""
 
     orders: tuple[tuple[int, ...], ...]
     gb_per_s: float
@@ -38,11 +38,11 @@ class RingChannels:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What may be asked of some formats, and what a format cannot know (:mod:`blinkccl.api.export` finds it).
+    """The user's choices for some formats, and values computed for them by :mod:`blinkccl.api.export`.
 
-    Of MSCCL++, which names memory: ``in_place``; ``chunks`` per block, to which to round. Of those for one size:
-    ``size_bytes`` as nccl-tests counts it; ``chunk_bytes`` (None: as the simulator chooses them); found for these are
-    ``bound``, the program for that size, and ``costs``. Of NCCL's graph file ``rings`` are found.
+    For MSCCL++: ``in_place``, and ``chunks`` per block, to which slices are rounded. For formats of one size:
+    ``size_bytes`` as in nccl-tests, and ``chunk_bytes`` (None: the simulator's choice). Computed for these:
+    ``bound``, the program for that size, and ``costs``. Computed for NCCL's graph file: ``rings``.
     """
 
     in_place: bool = False
@@ -54,15 +54,15 @@ class Choices:
     rings: RingChannels | None = None
 
 
-#: Out of place, with the chunks that the weights need, for any size.
+#: Defaults: out of place, with as many chunks as the denominators need, for any size.
 ANY = Choices()
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file to be written: a name without directories, its text, and what people are to know of it.
+    """A file to write: a name without directories, its text, and a note to print.
 
-    ``data``: its bytes in place of a text, where it has none.
+    ``data``: bytes, for a file that is not text.
     """
 
     name: str
@@ -72,28 +72,28 @@ class File:
 
 
 class Write(Protocol):
-    """Writes a program.
+    """Write a program.
 
     Parameters
     ----------
     program
-        One that the verifier accepts.
+        A program that the verifier accepts.
     forest
-        What it was lowered from.
+        The forest from which it was lowered.
     machine
-        The whole machine that the plan is for, where somebody said which: a plan has the links alone that it is on.
+        The whole machine, if known; the plan itself contains only the links that it uses.
     choices
-        What was asked for, and what was found for it.
+        The user's choices and the values computed for them.
 
     Returns
     -------
     tuple of File
-        At least one; the first is the one that people look at. The same program gives the same bytes.
+        At least one file; the first is the main one. The same program gives the same bytes.
 
     Raises
     ------
     UnsupportedError
-        If the format cannot say what the program does, with the reason.
+        If the format cannot express the program, with the reason.
     """
 
     def __call__(
@@ -102,7 +102,7 @@ class Write(Protocol):
 
 
 class Pack(Protocol):
-    """Writes what is best for a tool on these GPUs of a machine, without a plan; raises as :class:`Write`."""
+    """Write a tool's best plan for these GPUs of a machine, without a plan of Blink's; errors as in :class:`Write`."""
 
     def __call__(self, machine: Topology, ranks: tuple[int, ...], choices: Choices, /) -> tuple[File, ...]: ...
 
@@ -111,9 +111,9 @@ class Pack(Protocol):
 class Format:
     """A registry row; ``module`` is imported on first use.
 
-    ``packs``: it also writes without a plan. ``chooses``: ``in_place`` and ``chunks`` of :class:`Choices` are for it;
-    ``sized``: it is for one size; ``of_rings``: it is made of ``rings``. ``per_rank``: it is a file of bytes for each
-    rank, and names of all begin with what the user says.
+    ``packs``: it can also be written without a plan. ``chooses``: it supports ``in_place`` and ``chunks`` of
+    :class:`Choices`. ``sized``: it is written for one size. ``of_rings``: it contains ``rings``. ``per_rank``: it is
+    one binary file per rank, with the user's prefix in all names.
     """
 
     module: str
@@ -125,24 +125,24 @@ class Format:
     of_rings: bool = False
 
     def check(self, choices: Choices, plan: bool = True) -> None:
-        """UsageError where the format leaves no such choice, needs a size, or needs a ``plan``."""
+        """UsageError if the format does not support a choice, needs a size, or needs a ``plan``."""
         name = self.about.partition(":")[0]
         if not plan and not self.packs:
-            raise UsageError(f"{name} is made of a plan: give what blink plan -o wrote")
+            raise UsageError(f"{name} needs a plan: give a file that blink plan -o wrote")
         if not self.chooses and (choices.in_place or choices.chunks is not None):
-            raise UsageError(f"{name} knows neither --in-place nor --chunks: leave them out")
+            raise UsageError(f"{name} does not support --in-place and --chunks: leave them out")
         if self.sized and choices.size_bytes is None:
-            raise UsageError(f"{name} is for one size: give it with -s")
+            raise UsageError(f"{name} is for one size: give the size with -s")
         if not self.sized and (choices.size_bytes is not None or choices.chunk_bytes is not None):
             raise UsageError(f"{name} is for all sizes: leave -s and --chunk out")
 
     def write(self, program: Program, forest: Forest, machine: Topology | None, choices: Choices) -> tuple[File, ...]:
-        """By the format's :class:`Write`."""
+        """Files written by the format's :class:`Write`."""
         write: Write = import_module(self.module).write
         return write(program, forest, machine, choices)
 
     def pack(self, machine: Topology, ranks: tuple[int, ...], choices: Choices) -> tuple[File, ...]:
-        """By the format's :class:`Pack`."""
+        """Files written by the format's :class:`Pack`."""
         pack: Pack = import_module(self.module).pack
         return pack(machine, ranks, choices)
 
@@ -160,7 +160,7 @@ FORMATS: dict[str, Format] = {
 
 
 def format_of(name: str) -> Format:
-    """The registry row of ``name``; a UsageError that lists those there are if there is none."""
+    """The registry row of ``name``; the UsageError for an unknown name lists the formats."""
     if name not in FORMATS:
-        raise UsageError(f"format {name!r} is not one of {', '.join(FORMATS)}")
+        raise UsageError(f"unknown format {name!r}; expected one of {', '.join(FORMATS)}")
     return FORMATS[name]

@@ -224,7 +224,7 @@ def test_sample_files_that_must_be_refused(blink, name, message):
         (b'{"schema_version": 2,\n "ranks": [1,]}', "plan.json, line 2, column 14: not JSON"),
         (b'{"schema_version": 2,\n "ranks": [1', "plan.json, line 2, column 13: not JSON: Input data was truncated"),
         (b'{"schema_version": 2, "\xff": 2}', "plan.json"),
-        (b'{"schema_version": 2, "ranks": [0, 1], "shares": []}', "give --topo SPEC, the machine"),
+        (b'{"schema_version": 2, "ranks": [0, 1], "shares": []}', "give the machine that it was made for, --topo SPEC"),
         (b"[]", "expected an object"),
         (b"{}", "schema_version"),
         (b'{"schema_version": 99}', "plan.json: schema_version 99; this blink reads 1, 2 and 3"),

@@ -46,8 +46,8 @@ def test_what_does_not_fit_is_refused_with_what_does(blink, tmp_path: Path) -> N
     plan, out = tmp_path / "plan.json", tmp_path / "out"
     assert blink("plan", "broadcast", "--topo", machine, "--objective", "exact", "-o", plan).code == 0
     refused = blink("export", plan, "--to", "mscclpp")
-    refused.assert_refused("the weights have the common denominator")
-    assert "what fits: --chunks 64 (" in refused.err
+    refused.assert_refused("the shares have the common denominator")
+    assert "these fit: --chunks 64 (" in refused.err
     assert blink("export", plan, "--to", "mscclpp", "--chunks", "64", "-o", out).code == 0
     assert blink("check", out).code == 0
 
@@ -75,7 +75,7 @@ def test_switches_that_give_out_more_than_they_take_in_are_named_and_planned_wit
 
 
 WRONG = [
-    (files.text(files.read_allreduce()).replace('"signal"', '"nop"'), "deadlock: 2 thread block(s) wait for ever"),
+    (files.text(files.read_allreduce()).replace('"signal"', '"nop"'), "deadlock: 2 thread block(s) wait forever"),
     (files.text(files.put_reduce_scatter()).replace('"sem_acquire"', '"nop"'), "race: "),
     (files.text(files.read_allreduce()).replace('"rres"', '"rre"'), None),
     (files.text(files.read_allreduce()).replace('_chunks": 2', f'_chunks": {PRIMES[0]}'), None),

@@ -139,6 +139,6 @@ def test_mistakes_are_told(blink, log, tmp_path, monkeypatch, arguments, message
 def test_a_file_that_is_no_log(blink, tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"\xff\x00 nothing")
-    blink("calibrate", path).assert_refused("no measurement in it")
+    blink("calibrate", path).assert_refused("no measurement; expected")
     path.write_bytes(b" " * (9 << 20))
     assert "larger than 8 MiB" in blink("calibrate", path).err

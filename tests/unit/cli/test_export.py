@@ -52,7 +52,7 @@ def test_a_plan_comes_from_standard_input_too(blink, plan, monkeypatch) -> None:
 
 
 def test_unknown_formats_are_refused_with_those_there_are(blink, plan) -> None:
-    blink("export", plan, "--to", "ptx").assert_refused("format 'ptx' is not one of cuda")
+    blink("export", plan, "--to", "ptx").assert_refused("unknown format 'ptx'; expected one of cuda")
 
 
 def test_what_is_no_plan_is_refused(blink, tmp_path) -> None:
@@ -96,11 +96,11 @@ def test_a_schedule_for_simulators_is_of_one_size(blink, plan, tmp_path) -> None
     assert blink("export", plan, "--to", "goal", "-s", "1M", "--chunk", "256K", "-o", target).code == 0
     assert target.read_text(encoding="utf-8") == printed.out
     assert blinkccl.load(plan).export("goal", size="1M") == blink("export", plan, "--to", "goal", "-s", "1M").out
-    blink("export", plan, "--to", "goal").assert_refused("GOAL is for one size: give it with -s")
+    blink("export", plan, "--to", "goal").assert_refused("GOAL is for one size: give the size with -s")
     blink("export", plan, "--to", "goal", "-s", "0").assert_refused("-s 0: expected at least one byte")
-    blink("export", plan, "--to", "goal", "-s", "3").assert_refused("3 bytes move nothing")
+    blink("export", plan, "--to", "goal", "-s", "3").assert_refused("3 bytes are fewer than one element")
     blink("export", plan, "--to", "goal", "-s", "big").assert_refused("-s: not a size in bytes: 'big'")
-    blink("export", plan, "--to", "goal", "-s", "8G", "--chunk", "1K").assert_refused("take a larger --chunk")
+    blink("export", plan, "--to", "goal", "-s", "8G", "--chunk", "1K").assert_refused("give a larger --chunk")
     blink("export", plan, "--to", "goal", "-s", "1M", "--in-place").assert_refused("GOAL knows neither --in-place nor")
     blink("export", plan, "--to", "cuda", "-s", "1M").assert_refused(
         "CUDA C++ is for all sizes: leave -s and --chunk out"
@@ -120,7 +120,9 @@ def test_traces_are_a_file_per_rank(blink, plan, tmp_path) -> None:
     blink("export", plan, "--to", "chakra", "-s", "1M").assert_refused(
         "a file of bytes per rank: give -o PREFIX, or --json"
     )
-    blink("export", plan, "--to", "chakra", "-o", target).assert_refused("Chakra is for one size: give it with -s")
+    blink("export", plan, "--to", "chakra", "-o", target).assert_refused(
+        "Chakra is for one size: give the size with -s"
+    )
     blink("export", plan, "--to", "chakra", "-s", "1M", "-o", tmp_path / "no" / "x").assert_refused(
         "there is no folder"
     )

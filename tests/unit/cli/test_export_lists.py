@@ -26,10 +26,12 @@ def test_notes_say_what_files_do_not(blink, tmp_path) -> None:
     plan = tmp_path / "p.json"
     assert blink("plan", "broadcast", "--topo", "dgx-1v", "--gpus", "0-4", "--root", "2", "-o", plan).code == 0
     wrote = blink("export", plan, "--to", "mscclpp")
-    assert "right for calls with root 2 alone" in wrote.err
-    blink("export", plan, "--to", "cuda", "--in-place").assert_refused("CUDA C++ knows neither --in-place nor --chunks")
+    assert "valid only for calls with root 2" in wrote.err
+    blink("export", plan, "--to", "cuda", "--in-place").assert_refused(
+        "CUDA C++ does not support --in-place and --chunks"
+    )
     packed = blink("export", "--to", "nccl-graph", "--topo", "dgx-1v", "--in-place")
-    packed.assert_refused("NCCL_GRAPH_FILE knows neither --in-place nor --chunks")
+    packed.assert_refused("NCCL_GRAPH_FILE does not support --in-place and --chunks")
     blink("export", plan, "--to", "mscclpp", "--chunks", "0").assert_refused("--chunks 0: expected at least 1")
     blink("export", plan, "--to", "msccl").assert_refused("was removed: blink export --to mscclpp writes")
 

@@ -1,4 +1,4 @@
-"""Measurements: every form of log says the same, and one that cannot be right is refused with its line."""
+"""Measurements: all forms of a log give the same ones; an impossible log is refused with its line."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ FOUR = [
 ]
 
 
-def same(found, wanted):
-    assert [(x.collective, x.ranks, x.size_bytes, x.in_place) for x in found] == [
-        (x.collective, x.ranks, x.size_bytes, x.in_place) for x in wanted
+def same(measurements, expected):
+    assert [(x.collective, x.ranks, x.size_bytes, x.in_place) for x in measurements] == [
+        (x.collective, x.ranks, x.size_bytes, x.in_place) for x in expected
     ]
-    assert [x.seconds for x in found] == pytest.approx([x.seconds for x in wanted], rel=1e-12)
+    assert [x.seconds for x in measurements] == pytest.approx([x.seconds for x in expected], rel=1e-12)
 
 
 @pytest.mark.parametrize("text", [V2_0, V2_17], ids=["2.0", "2.17"])
@@ -80,18 +80,18 @@ def test_logs_of_several_versions(text):
 
 
 def test_the_oldest_logs_count_milliseconds():
-    found = read_measurements(V1_0, "x.log")
-    assert [one.seconds for one in found] == pytest.approx([24e-6, 24e-6, 67e-6, 67e-6])
+    measurements = read_measurements(V1_0, "x.log")
+    assert [one.seconds for one in measurements] == pytest.approx([24e-6, 24e-6, 67e-6, 67e-6])
 
 
-def test_a_root_in_place_of_an_operation():
+def test_a_root_instead_of_an_operation():
     assert "root" in BROADCAST
     same(read_measurements(BROADCAST, "x.log"), [Measurement("broadcast", 2, x.size_bytes, x.seconds, x.in_place)
                                                  for x in FOUR])  # fmt: skip
 
 
 @pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "[0] ", "0: "])
-def test_tags_of_launchers_are_taken_off(tag):
+def test_tags_of_launchers_are_removed(tag):
     same(read_measurements("\n".join(tag + line for line in V2_17.splitlines()), "x.log"), FOUR)
 
 
@@ -114,7 +114,7 @@ def test_more_columns_and_the_time_of_day():
     same(read_measurements("\n".join(lines), "x.log"), FOUR)
 
 
-def test_what_was_not_measured_or_checked_is_no_measurement():
+def test_missing_times_and_checks_give_no_measurement():
     unchecked = V2_17.replace("       0", "     N/A")
     same(read_measurements(unchecked, "x.log"), FOUR)
     only_out = V2_17.replace("24.00    2.73    2.73       0", "N/A     N/A     N/A     N/A")
@@ -130,30 +130,34 @@ def test_runs_one_after_the_other():
     three = V2_0.replace("#   Rank  1", "#   Rank  2 Pid   9212 on      node1 device  2\n#   Rank  1")
     for algbw, busbw in (("2.76 ", "3.68"), ("2.73 ", "3.64"), ("15.65", "20.87"), ("15.63", "20.84")):
         three = three.replace(f"{algbw}   {algbw.strip()}", f"{algbw}   {busbw}")
-    found = read_measurements(V2_0 + three + BROADCAST, "x.log")
-    assert [(one.collective, one.ranks) for one in found[::4]] == [("allreduce", 2), ("allreduce", 3), ("broadcast", 2)]
+    measurements = read_measurements(V2_0 + three + BROADCAST, "x.log")
+    assert [(one.collective, one.ranks) for one in measurements[::4]] == [
+        ("allreduce", 2),
+        ("allreduce", 3),
+        ("broadcast", 2),
+    ]
 
 
-def test_what_a_log_leaves_out_can_be_given():
+def test_facts_missing_in_a_log_can_be_given():
     bare = "\n".join(V2_0.splitlines()[7:])
     same(read_measurements(bare, "x.log", "allreduce", 2), FOUR)
-    with pytest.raises(TopologyError, match=r"x.log, line 5: the file does not say which collective.*--collective"):
+    with pytest.raises(TopologyError, match=r"x.log, line 5: the file does not name the collective.*--collective"):
         read_measurements(bare, "x.log", None, 2)
     with pytest.raises(TopologyError, match=r"x.log, line 5: the file does not list its ranks .*--ranks"):
         read_measurements(bare, "x.log", "allreduce")
 
 
 def row(line):
-    """The log with its first row replaced by ``line``."""
+    """The log with ``line`` in place of its first row."""
     return V2_17.replace(V2_17.splitlines()[11], line)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "x.log: no measurement in it; expected a log of nccl-tests"),
-        ("hello\n12 apples\n", "x.log: no measurement in it"),
-        ("65536 16384 float sum -1 23.78 2.76 2.76 0", "line 1: the file does not say which collective this"),
+        ("", "x.log: no measurement; expected a log of nccl-tests"),
+        ("hello\n12 apples\n", "x.log: no measurement"),
+        ("65536 16384 float sum -1 23.78 2.76 2.76 0", "line 1: the file does not name the collective"),
         (row("65536 16384 float sum -1 23.78 2.76 2.76 0"), "line 12: 9 columns, but the titles above name 13: size"),
         (row("65536 16384 float sum -1 fast 2.76 2.76 0 24.00 2.73 2.73 0"), "line 12: 'fast' under 'time'"),
         (row("65536 16384 float sum -1 0.00 2.76 2.76 0 24.00 2.73 2.73 0"), "line 12: 65536 bytes in 0 us; expect"),
@@ -161,9 +165,9 @@ def row(line):
         (row("65536 16384 float sum -1 23.78 2.76 2.76 7 24.00 2.73 2.73 0"), "line 12: 7 wrong results"),
         (row("65536 16384 float sum -1 47.56 2.76 2.76 0 24.00 2.73 2.73 0"), "are 1.38 GB/s, but algbw is 2.76"),
         (row("65536 16384 float sum -1 23.78 2.76 4.83 0 24.00 2.73 2.73 0"),
-         "line 12: busbw / algbw is 1.750, but for allreduce on 2 ranks it is 1.000; give the right --ranks"),
+         "line 12: busbw / algbw is 1.750, expected 1.000 for allreduce on 2 ranks; correct --ranks"),
         (row(f"{'9' * 30} 16384 float sum -1 23.78 2.76 2.76 0 24.00 2.73 2.73 0"), "line 12: a size of 9999"),
-        (V2_17.replace("all_reduce", "hypercube"), "line 2: 'hypercube' is none of broadcast"),
+        (V2_17.replace("all_reduce", "hypercube"), "line 2: 'hypercube' is no known collective; expected one"),
     ],
 )  # fmt: skip
 def test_bad_logs_are_refused_with_the_line(text, message):
@@ -204,10 +208,10 @@ def test_json_of_nccl_tests_lists_one_rank_of_each_process():
     ("text", "message"),
     [
         ('{"results": [', "x.json, line 1: not JSON"),
-        ('{"a":' * 100_000, "x.json: not JSON that a benchmark wrote: too deep"),
-        ('{"a": ' + "7" * 5000 + "}", "x.json: not JSON that a benchmark wrote"),
-        ("{}", "x.json: no list 'results' in it"),
-        (json.dumps(OURS | {"results": []}), "x.json: no measurement in it"),
+        ('{"a":' * 100_000, "x.json: not a benchmark's JSON: nested too deep"),
+        ('{"a": ' + "7" * 5000 + "}", "x.json: not a benchmark's JSON"),
+        ("{}", "x.json: no list 'results'"),
+        (json.dumps(OURS | {"results": []}), "x.json: no measurement"),
         (json.dumps(OURS | {"results": [7]}), "x.json, results[0]: expected an object with a 'size'"),
         (json.dumps(OURS | {"results": [{"size": 1.5}]}), "x.json, results[0]: expected an object with a 'size'"),
         (json.dumps(OURS | {"results": [{"size": 64, "in_place": 3}]}), "results[0].in_place: expected an object with"),
@@ -219,12 +223,12 @@ def test_json_of_nccl_tests_lists_one_rank_of_each_process():
             json.dumps(OURS | {"results": [{"size": 64, "in_place": timing(1, 0.064) | {"nwrong": 3}}]}),
             "3 wrong results",
         ),
-        (json.dumps(OURS | {"config": {}}), "the file does not say which collective this is; add --collective"),
+        (json.dumps(OURS | {"config": {}}), "the file does not name the collective; add --collective"),
         (
             json.dumps(OURS | {"config": {"collective": "allreduce"}}),
             "the file does not list its ranks ('# Rank 0 …', config.devices); add --ranks",
         ),
-        (json.dumps(OURS | {"config": {"collective": "sum"}}), "config.collective: 'sum' is none of"),
+        (json.dumps(OURS | {"config": {"collective": "sum"}}), "config.collective: 'sum' is no known collective"),
         (json.dumps(NCCL | {"config": {"ngpus": "two", "devices": [{}]}}), "config.nthreads and config.ngpus are"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Plans of MSCCL++, whoever wrote them: whether they compute their collective in any order."""
+"""Plans for MSCCL++ from any author: reader, execution, and proof of the collective in any order of execution."""

@@ -1,9 +1,10 @@
-"""The definition of instruction lists: executes one, on any values, and says what was in no order.
+"""Reference semantics of instruction lists: executes one on any values and reports accesses without order.
 
-One thread runs all blocks, so a run is one of many possible ones. Values do not depend on which, where no two accesses
-of a chunk are without order, and this is told for all runs at once by vector clocks (Lamport 1978; Mattern 1989): a
-clock holds, for every thread block, how many of its *segments* (what lies between two fences) are known to be over. Nor
-does it matter for deadlocks: counters only grow, so whoever can go on can still do so whatever others do.
+One thread runs all blocks, so a run is one of many possible ones. The values are the same in all runs if no two
+accesses of a chunk lack an order. Vector clocks (Lamport 1978; Mattern 1989) decide that for all runs at once: a clock
+holds, for every thread block, how many of its *segments* (instructions between two fences) are known to be over.
+Deadlocks do not depend on the run either: counters only grow, so a block that can continue stays able to, regardless of
+others.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from blinkccl.formats.foreign.instructions import Await, Block, Fence, Flush, In
 V = TypeVar("V")
 Clock = NDArray[np.int32]
 Cell = tuple[int, str, int]
-#: What to do about faults, by their kind.
+#: Remedies for faults, by kind.
 REMEDIES = {
-    "deadlock": "give each wait the post that it is for (signal, sem_release), earlier than what waits for it in turn",
-    "race": "put a wait for the other between the two (signal and wait, a semaphore or barrier), "
-    "with a fence (nop) between it and what it is for",
-    "wrong result": "follow the chunk back from the instruction that wrote it: its source, its offset, and what "
-    "was left out or done twice before it",
-    "unbalanced": "let each signal be waited for once",
+    "deadlock": "add the missing post (signal, sem_release) of a wait, before any instruction that depends on the wait",
+    "race": "order both accesses (signal and wait, a semaphore or a barrier), "
+    "with a fence (nop) between the wait and the access",
+    "wrong result": "trace the chunk back from the instruction that wrote it: its source, its offset, and any "
+    "missing or duplicate earlier step",
+    "unbalanced": "wait exactly once for each signal",
 }
-#: Faults of one list that are told.
+#: Limit on reported faults of one list.
 MOST_FAULTS = 100
-#: Chunks that are moved in all (some 20 µs each), and entries of all clocks (4 bytes each).
+#: Limits on chunks moved in total (some 20 µs each), and on entries of all clocks (4 bytes each).
 MOST_MOVED, MOST_KNOWN = 4_000_000, 2**28
 
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """Who touched a chunk last, in which segment, by what, as which of its chunks, and whether through a switch."""
+    """The last access of a chunk: thread, segment, instruction, index of the chunk in it, and use of a switch."""
 
     thread: int
     segment: int
@@ -51,7 +52,7 @@ class _Access:
 
 @dataclass(slots=True, eq=False)
 class _Thread:
-    """A block or an agent: the segments that it knows to be over, and what it learns at the next fence."""
+    """A block or an agent: the segments known to be over, and the knowledge that the next fence adds."""
 
     number: int
     clock: Clock
@@ -67,7 +68,7 @@ class _Thread:
         self.clock[self.number] += 1
 
     def over(self) -> Clock:
-        """What is known when the present segment is over too."""
+        """The clock once the present segment is over too."""
         clock = self.clock.copy() if self.pending is None else np.maximum(self.clock, self.pending)
         clock[self.number] += 1
         return clock
@@ -79,30 +80,30 @@ class PlanExecution(Generic[V]):
     Parameters
     ----------
     plan
-        With all chunks in range; readers see to that.
+        The instruction list, with all chunks in range; readers check that.
     load
-        The value of a chunk of a rank's input.
+        Gives the value of a chunk of a rank's input.
     combine
-        Of two values that meet, where that is.
+        Reduces two values at an instruction.
     seed
-        None: blocks go in turn, each as far as it can. A number: one instruction at a time, in an order that it draws.
+        None: blocks run in turn, each as far as possible. A number: one instruction at a time, in a random order.
     trusting
-        Relaxed signals tell of data, too.
+        Relaxed signals order data, too.
 
     Attributes
     ----------
     faults
-        Sentences: deadlocks, signals that nobody waits for, accesses without order. Empty if there are none. Each
+        Sentences about deadlocks, signals without a wait, and accesses without order; empty for a correct list. Each
         begins with its kind, a key of :data:`REMEDIES`.
     unpromised
-        More such accesses: through a switch, and not known to be over when the other GPU ends.
+        Further accesses without order: through a switch, and possibly unfinished when the other GPU ends.
     written
-        What wrote each chunk last.
+        The instruction that last wrote each chunk.
 
     Raises
     ------
     ScheduleError
-        If there is more than is judged in minutes and a gigabyte: :data:`MOST_MOVED`, :data:`MOST_KNOWN`.
+        If the list is too large for minutes and a gigabyte: :data:`MOST_MOVED`, :data:`MOST_KNOWN`.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class PlanExecution(Generic[V]):
         self._races: set[tuple[str, str]] = set()
         coll = plan.collective
         self._ranks, self._done = coll.world_size, 0
-        # Where there is a root, it may be another than is said; so every rank has something.
+        # The root may be another rank than the file's; so every rank has data.
         blocks = 1 if coll.root is not None else coll.input_blocks(0)
         self._held = plan.chunks * max(blocks, coll.output_blocks(0))
         self._prepare()
@@ -140,11 +141,11 @@ class PlanExecution(Generic[V]):
         self._check_end()
 
     def value(self, rank: int, index: int) -> V:
-        """What a chunk of a rank's output holds at the end."""
+        """Final value of a chunk of a rank's output."""
         return self._values.get(self.plan.place(rank, "o", index), self.unset)
 
     def _prepare(self) -> None:
-        """Threads: the blocks, then for each rank its start, then agents."""
+        """Number the threads: the blocks, then one start per rank, then agents."""
         blocks = self.plan.blocks
         agents: dict[str, int] = {}
         self._posters: dict[str, set[int]] = {}
@@ -169,7 +170,7 @@ class PlanExecution(Generic[V]):
         known = size * (size + sum(isinstance(step, Await | Post) for step in steps))
         if moved > MOST_MOVED or known > MOST_KNOWN:
             raise ScheduleError(
-                f"{size} thread blocks and agents with {len(steps)} instructions on {moved} chunks: too many to judge"
+                f"{size} thread blocks and agents with {len(steps)} instructions on {moved} chunks: too many to check"
             )
         self._starts = slice(len(blocks), len(blocks) + self._ranks)
         self._threads = [_Thread(i, np.zeros(size, np.int32)) for i in range(size)]
@@ -179,7 +180,7 @@ class PlanExecution(Generic[V]):
         self._agents = {name: self._threads[first + place] for name, place in agents.items()}
 
     def _go(self) -> None:
-        """Runs all blocks until none can go on."""
+        """Run all blocks until none can continue."""
         blocks = self.plan.blocks
         runs = {number: self._run(number, block) for number, block in enumerate(blocks)}
         waits: dict[int, str] = {}
@@ -206,14 +207,14 @@ class PlanExecution(Generic[V]):
             self._deadlock(runs, waits)
 
     def _deadlock(self, runs: Iterable[int], waits: dict[int, str]) -> None:
-        """Those whose post never comes first: the others wait for them."""
+        """Report a deadlock; blocks whose post never comes are named first, since the others wait for them."""
         stuck = sorted(runs, key=lambda number: "ever come" not in waits[number])
-        told = "; ".join(waits[number] for number in stuck[:4])
+        named = "; ".join(waits[number] for number in stuck[:4])
         more = f"; and {len(stuck) - 4} more" if len(stuck) > 4 else ""
-        self._fault(f"deadlock: {len(stuck)} thread block(s) wait for ever: {told}{more}")
+        self._fault(f"deadlock: {len(stuck)} thread block(s) wait forever: {named}{more}")
 
     def _run(self, number: int, block: Block) -> Iterator[str]:
-        """Yields "" after each instruction, and where it has to wait, for what."""
+        """Yield "" after each instruction; a blocked instruction yields a description of its wait."""
         me = self._threads[number]
         for step in block.instructions:
             if isinstance(step, Fence):
@@ -223,31 +224,31 @@ class PlanExecution(Generic[V]):
             elif isinstance(step, Flush):
                 me.learn(self._agents[step.agent].over())
             elif isinstance(step, Post):
-                by = self._given(me, step)
+                by = self._executor(me, step)
                 clock = by.clock.copy()
                 if step.relaxed and not self.trusting:
                     clock = self._only_starts(clock)
                 self._posts.setdefault(step.counter, []).append((number, clock))
             else:
-                yield from self._move(self._given(me, step), step)
+                yield from self._move(self._executor(me, step), step)
             yield ""
 
-    def _given(self, me: _Thread, step: Post | Move) -> _Thread:
-        """Who does it: the block, or the agent that it is given to, which knows by then what the block knows."""
+    def _executor(self, me: _Thread, step: Post | Move) -> _Thread:
+        """The thread that executes the step: the block, or its agent, which then knows all that the block knows."""
         if step.agent is None:
             return me
         agent = self._agents[step.agent]
         np.maximum(agent.clock, me.clock, out=agent.clock)
         if isinstance(step, Move):
-            agent.fence()  # in its order: what it was given before is over
+            agent.fence()  # agents work in order: its earlier tasks are over
         else:
             agent.clock[agent.number] += 1
         return agent
 
     def _only_starts(self, clock: Clock) -> Clock:
-        kept = np.zeros_like(clock)
-        kept[self._starts] = clock[self._starts]
-        return kept
+        starts = np.zeros_like(clock)
+        starts[self._starts] = clock[self._starts]
+        return starts
 
     def _await(self, me: _Thread, step: Await) -> Iterator[str]:
         while len(self._posts.get(step.counter, ())) < step.count:
@@ -255,7 +256,7 @@ class PlanExecution(Generic[V]):
             missing = f", and only {total} of {step.count} ever come" if total < step.count else ""
             yield f"{step.where} for {step.counter}{missing}"
         posts = self._posts.get(step.counter, [])[: max(0, step.count)]
-        # Of posts by several blocks it is unknown which are the first, unless all are there.
+        # If several blocks post, the first posts are unknown until all have come.
         known = step.counter in self.plan.barriers or len(self._posters.get(step.counter, ())) < 2
         if known or step.count == self._total[step.counter]:
             for _, clock in posts if len(self._posters.get(step.counter, ())) > 1 else posts[-1:]:
@@ -287,7 +288,7 @@ class PlanExecution(Generic[V]):
                 else:
                     self._touch(cell, self._access(me, step, piece), me.clock, writes=True, known=read)
                     self._values[cell], self.written[cell] = total, step.where
-                if read:  # all of them over when a packet with this value is there
+                if read:  # all these reads are over when a packet with this value arrives
                     self._flows[cell, span.packet] = read
 
     def _access(self, me: _Thread, step: Move, piece: int) -> _Access:
@@ -306,28 +307,28 @@ class PlanExecution(Generic[V]):
         writes: bool = False,
         known: Set[tuple[Cell, str]] = frozenset(),
     ) -> None:
-        """Notes an access; a fault if it is in no order with an earlier one, and one of them writes.
+        """Record an access; a fault if it lacks an order with an earlier one, and one of both writes.
 
-        ``known``: reads that are over, since what is written went through them.
+        ``known``: reads that are over, because the written value depends on them.
         """
 
         def meets(other: _Access) -> bool:
             same = (other.by, other.piece) == (access.by, access.piece)
             return not same and bool(clock[other.thread] <= other.segment)
 
-        told = f"{access.by} {'writes' if writes else 'reads'} {_cell(cell)}"
+        text = f"{access.by} {'writes' if writes else 'reads'} {_cell(cell)}"
         if not clock[len(self.plan.blocks) + cell[0]]:
-            self._race(told, f"GPU {cell[0]} may not have begun: no wait says so")
+            self._race(text, f"GPU {cell[0]} may not have begun: no wait ensures it")
         before = self._wrote.get(cell)
         if before is not None and meets(before):
-            self._race(told, f"{before.by} writes it; nothing orders them")
+            self._race(text, f"{before.by} writes it; nothing orders them")
         readers = self._read.setdefault(cell, {})
         if not writes:
             readers[access.thread] = access
             return
         for reader in readers.values():
             if (cell, reader.by) not in known and meets(reader):
-                self._race(told, f"{reader.by} reads it; nothing orders them")
+                self._race(text, f"{reader.by} reads it; nothing orders them")
         readers.clear()
         self._wrote[cell] = access
 
@@ -338,27 +339,27 @@ class PlanExecution(Generic[V]):
             self._fault(f"race: {one}, and {other}")
 
     def _check_end(self) -> None:
-        """All signals are waited for, and a rank may end only when others are done with its memory."""
+        """Check that all signals are waited for, and that a rank ends only after all accesses to its memory."""
         for counter in self.plan.lasting:
             posts, waits = self._total[counter], self._awaited[counter]
             if posts > waits:
                 self._fault(
-                    f"unbalanced: {counter} are {posts}, and {waits} are waited for: the next run begins with the rest"
+                    f"unbalanced: {counter}: {posts} sent, but {waits} waited for; the rest would reach the next run"
                 )
         ends: list[Clock] = [np.zeros(len(self._threads), np.int32) for _ in range(self._ranks)]
         for thread, block in zip(self._threads, self.plan.blocks, strict=False):
             np.maximum(ends[block.rank], thread.over(), out=ends[block.rank])
         for cells, verb in (
             (self._wrote.items(), "writes"),
-            (((cell, access) for cell, found in self._read.items() for access in found.values()), "reads"),
+            (((cell, access) for cell, accesses in self._read.items() for access in accesses.values()), "reads"),
         ):
             for cell, access in cells:
                 if ends[cell[0]][access.thread] <= access.segment:
-                    told = f"{access.by} {verb} {_cell(cell)}", f"GPU {cell[0]} may be done: no wait holds it"
+                    sentence = f"{access.by} {verb} {_cell(cell)}", f"GPU {cell[0]} may have ended: no wait prevents it"
                     if access.switch and not self.trusting:
-                        self.unpromised.append(f"race: {told[0]}, and {told[1]}")
+                        self.unpromised.append(f"race: {sentence[0]}, and {sentence[1]}")
                     else:
-                        self._race(*told)
+                        self._race(*sentence)
 
     def _fault(self, text: str) -> None:
         if len(self.faults) < MOST_FAULTS:

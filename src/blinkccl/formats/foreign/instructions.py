@@ -1,14 +1,14 @@
-"""The grammar of plans that MSCCL++ executes: lists of instructions, one per thread block of each rank.
+"""The model of MSCCL++ plans: lists of instructions, one per thread block of each rank.
 
-Unlike a :class:`~blinkccl.schedule.program.Program` these name memory: every rank has an input, an output and a scratch
-buffer (``i``, ``o``, ``s``) of equal *chunks*, and thread blocks that work on them side by side. All order between two
-thread blocks is said by instructions, so it can be missing. The reader (:mod:`blinkccl.formats.foreign.mscclpp`)
-translates into this grammar and judges only what the format's own words say; :mod:`blinkccl.formats.foreign.execute` is
-its definition, and :mod:`blinkccl.formats.foreign.verify` judges what comes of it.
+Unlike a :class:`~blinkccl.schedule.program.Program`, such a plan names memory: every rank has an input, an output and a
+scratch buffer (``i``, ``o``, ``s``) of equal *chunks*, and thread blocks that work on them in parallel. All order
+between two thread blocks comes from instructions, so it can be missing. :mod:`blinkccl.formats.foreign.mscclpp` reads
+files into this model and checks the rules of the format itself. :mod:`blinkccl.formats.foreign.execute` defines the
+semantics, and :mod:`blinkccl.formats.foreign.verify` checks the results.
 
-The threads of a block are in step at a :class:`Fence` alone: what comes between two fences is in no order. A wait
-(:class:`Await`) holds for what comes behind the next fence, and a :class:`Post` says that all before the last fence has
-been done. Counters only grow, and waiting takes nothing from them.
+Only a :class:`Fence` synchronises the threads of a block: instructions between two fences have no order. A wait
+(:class:`Await`) takes effect at the next fence. A :class:`Post` announces that everything before the last fence is
+done. Counters only grow; a wait does not decrease them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from blinkccl.collectives.spec import Collective
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """Chunks of a buffer of ``rank`` from ``start`` on, as many as the move says.
+    """Chunks of a buffer of ``rank`` from ``start`` on; their number is the size of the move.
 
-    ``packet``: they carry flags (LL), so that a reader waits for each until it has been written.
+    ``packet``: they carry flags (LL), so a reader waits until each has been written.
     """
 
     rank: int
@@ -34,14 +34,14 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """All threads of the block meet."""
+    """All threads of the block synchronise."""
 
     where: str
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until ``counter`` is at ``count``; ``relaxed``: that says nothing of data, but that the other rank began."""
+    """Wait until ``counter`` is at ``count``. ``relaxed``: it orders no data, but shows that the other rank began."""
 
     where: str
     counter: str
@@ -51,9 +51,9 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Add one to ``counter``, once all before the last fence is done.
+    """Add one to ``counter`` once everything before the last fence is done.
 
-    ``agent``: by a proxy, which does what it is given in this order, and later than the block (a NIC).
+    ``agent``: a proxy (a NIC) posts. It executes its tasks in order, and later than the block.
     """
 
     where: str
@@ -64,7 +64,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Wait until ``agent`` has done all that it was given."""
+    """Wait until ``agent`` has completed all its tasks."""
 
     where: str
     agent: str
@@ -72,9 +72,9 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Combine, for each of ``size`` chunks, the ``operands``, then store the result.
+    """For each of ``size`` chunks, reduce the ``operands`` and store the result.
 
-    ``switch``: a switch combines the operands, or copies what is stored, on the way.
+    ``switch``: a switch reduces the operands, or multicasts the result.
     """
 
     where: str
@@ -99,13 +99,13 @@ class Block:
 
 @dataclass(frozen=True)
 class InstructionList:
-    """A plan of MSCCL++.
+    """A plan for MSCCL++.
 
-    ``collective`` has root 0, since the format does not say the root. ``chunks`` is how many there are in a block of
-    the collective (nccl.h's ``count``). ``barriers``: counters of which all posts of one round come before any of the
-    next. ``lasting``: counters that the next run begins with, so that all posts must have been waited for. ``sized``:
-    where what is done depends on the size, the list for blocks of so many bytes, which has no ``sized``;
-    ``judged_bytes`` are those by which all are judged, the first of them this list's.
+    ``collective`` has root 0, since the format does not name the root. ``chunks`` is the number of chunks in a block of
+    the collective (nccl.h's ``count``). ``barriers``: counters whose posts of one round all come before those of the
+    next. ``lasting``: counters that persist until the next run, so all their posts need a wait. ``sized``: if the
+    instructions depend on the size, it returns the list for blocks of a given number of bytes, which has no ``sized``.
+    ``judged_bytes`` are the sizes to check, beginning with this list's.
     """
 
     collective: Collective
@@ -119,7 +119,7 @@ class InstructionList:
     judged_bytes: tuple[int, ...] = ()
 
     def place(self, rank: int, buffer: str, index: int) -> tuple[int, str, int]:
-        """The chunk's memory: in place, input and output are one, as nccl.h has it."""
+        """The memory of a chunk; in place, input and output share memory as in nccl.h."""
         if self.in_place and buffer != "s":
             name = self.collective.name
             if name == "allgather":

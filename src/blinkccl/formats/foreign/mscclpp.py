@@ -1,19 +1,18 @@
-"""MSCCL++ execution plans: the JSON that MSCCL++'s executor runs.
+"""Reader of MSCCL++ execution plans: the JSON that MSCCL++'s executor runs.
 
-Thread blocks put into the memory of others and read from it, and say by counters (channels, semaphores, barriers) what
-may be touched; nothing else orders them. Within a thread block only ``nop`` and ``barrier`` let all threads meet.
-Limits and rules here are those of the parser (``execution_plan.cc``) and of the kernel, which checks none of them.
-Where thread blocks share an operation (``tbg_info``), each has an equal part of every chunk, and so chunks here are
-parts of the file's.
+Thread blocks put into the memory of others and read from it. Counters (channels, semaphores, barriers) are the only
+order between them. Within a thread block, only ``nop`` and ``barrier`` synchronise all threads. The limits and rules
+here are those of the parser (``execution_plan.cc``) and of the kernel, which checks none of them. Thread blocks that
+share an operation (``tbg_info``) have equal parts of every chunk, so chunks here are parts of the file's chunks.
 
-A ``pipeline`` does its body in rounds, each on the next ``unit_size`` bytes of every operation's data, until
-``num_chunks`` chunks are done. So what it does depends on the size: chunks here are parts of as many bytes as all
-units have in common, where they are larger than that, and
-:attr:`~blinkccl.formats.foreign.instructions.InstructionList.sized` has the list for a size. Signals, waits and fences
-of the body are done once a round.
+A ``pipeline`` runs its body in rounds, each on the next ``unit_size`` bytes of every operation's data, until
+``num_chunks`` chunks are done. So its operations depend on the size. A chunk larger than the greatest common divisor of
+all units is divided into parts of that size here, and
+:attr:`~blinkccl.formats.foreign.instructions.InstructionList.sized` gives the list for a size. Signals, waits and
+fences of the body take place once per round.
 
-Channels of type ``switch`` are multicast addresses over one buffer of a group of GPUs (NVLink SHARP): ``glres`` adds up
-what all of them have there and stores the sum to all, ``gstore`` and ``gstorepkt`` store to all.
+Channels of type ``switch`` are multicast addresses for one buffer of a group of GPUs (NVLink SHARP): ``glres`` reduces
+the data of all of them and stores the result to all; ``gstore`` and ``gstorepkt`` store to all.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ from blinkccl.topology.json_format import place_of
 
 T = TypeVar("T")
 MAX_FILE_BYTES = 64 * 2**20
-#: Of a thread block: operations (those in a pipeline count), channels of a type, remote buffers of a type.
+#: Per thread block: operations (including those in pipelines), channels of a type, remote buffers of a type.
 MOST_OPERATIONS, MOST_CHANNELS, MOST_BUFFERS = 64, 16, 16
-#: Of an operation: channels, and buffers on either side.
+#: Per operation: channels, and buffers on either side.
 MOST_ENDS, MOST_SPANS = 8, 10
-#: Of a GPU.
+#: Per GPU.
 MOST_BARRIERS, MOST_SEMAPHORES = 16, 16
-#: Ours: a message holds at least 16 bytes of each.
+#: A limit of Blink's: a message has at least 16 bytes per chunk.
 MOST_CHUNKS = 2**16
-#: Thread blocks that share an operation, and parts of a chunk.
+#: Limit on thread blocks that share an operation, and on parts of a chunk.
 MOST_GROUP = 1024
-#: Of each operation that moves data, what its sources and its destinations are: the first, the second, … all others.
+#: Kinds of the sources and of the destinations of each operation that moves data: first, second, … all others.
 _MOVES = {
     "copy": ("local", "local"),
     "get": ("remote", "local"),
@@ -82,11 +81,11 @@ _SWITCH_MOVES = {
     "gstorepkt": ("packet", "switch packet"),
 }
 _MOVES |= _SWITCH_MOVES
-#: The vectors that a pipeline's operations move; its unit is 32 bits wide, and its rounds are counted in 16.
+#: Bytes of a vector, the unit of a pipeline's moves; its unit is a 32-bit number, its rounds a 16-bit one.
 VECTOR_BYTES, MOST_UNIT_BYTES, MOST_ROUNDS = 16, 2**32 - 1, 2**16 - 1
-#: Instructions of a file whose pipelines are unrolled.
+#: Limit on instructions of a file after its pipelines are unrolled.
 MOST_UNROLLED = 400_000
-#: Rounds in which a pipeline is judged, beside one, and beyond what a semaphore begins with.
+#: Rounds to check, besides one, and beyond the initial values of semaphores.
 _JUDGED_ROUNDS = 2
 
 
@@ -185,7 +184,7 @@ class _Marks(msgspec.Struct):
 
 
 def looks_like(content: bytes) -> bool:
-    """Whether it is a JSON object with GPUs, and none of our plans."""
+    """True if ``content`` is a JSON object with GPUs that is not a plan of Blink's."""
     try:
         return msgspec.json.decode(content.removeprefix(codecs.BOM_UTF8), type=_Marks).shares is msgspec.UNSET
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -195,8 +194,8 @@ def looks_like(content: bytes) -> bool:
 def read(content: bytes, source: str) -> InstructionList:
     """The plan of a file.
 
-    ScheduleError, with the place, for what no parser takes: no JSON, a field that is missing or of another type, what
-    is above a limit, chunks outside of their buffer, channels or buffers that are not there.
+    ScheduleError, with the place, for any content that the parser refuses: no JSON, missing fields or wrong types,
+    exceeded limits, chunks outside of their buffer, unknown channels or buffers.
     """
     if len(content) > MAX_FILE_BYTES:
         raise ScheduleError(f"{source}: expected at most {MAX_FILE_BYTES >> 20} MiB, got {len(content) >> 20}")
@@ -213,7 +212,7 @@ def read(content: bytes, source: str) -> InstructionList:
 
 
 class _Reader:
-    """One plan for blocks of so many bytes (0: one round of all pipelines), and which channel meets which."""
+    """One plan for blocks of ``block_bytes`` (0: one round of all pipelines), and the ends of its channels."""
 
     def __init__(self, plan: _PlanFile, source: str, block_bytes: int = 0) -> None:
         self.data, self.source = plan, source
@@ -229,7 +228,7 @@ class _Reader:
             for place, op in enumerate(tb.ops)
             if op.name == "pipeline"
         ]
-        #: Bytes that the units of all pipelines have in common: parts of a chunk, where that is larger.
+        #: Greatest common divisor of the units of all pipelines, in bytes: the size of a part of a larger chunk.
         self.unit = gcd(*(context.unit_size for context in self.contexts))
         file_chunks = self._chunks()
         self.file_chunks, self.chunk_bytes = file_chunks, block_bytes / file_chunks
@@ -250,7 +249,7 @@ class _Reader:
         context = op.iter_context
         if context is None:
             raise self.at(
-                f"{where}: a pipeline has no iter_context: expected its unit_size in bytes and its num_chunks"
+                f"{where}: a pipeline without iter_context; expected its unit_size in bytes and its num_chunks"
             )
         if not 0 < context.unit_size <= MOST_UNIT_BYTES or context.unit_size % VECTOR_BYTES:
             raise self.at(
@@ -261,9 +260,9 @@ class _Reader:
         return context
 
     def _judged_bytes(self) -> tuple[int, ...]:
-        """Sizes of a block for one round, and for so many that what is wrong in any further round is wrong in these.
+        """Sizes of a block to check: one round, and enough rounds that faults in further rounds show in these.
 
-        The latter for the pipelines that have most rounds, and for those that have fewest.
+        The latter is computed for the pipelines with most rounds, and for those with fewest.
         """
         begins = [semaphore.init_value for gpu in self.data.gpus for semaphore in gpu.semaphores]
         rounds = _JUDGED_ROUNDS + max([0, *begins])
@@ -272,14 +271,14 @@ class _Reader:
         return tuple(dict.fromkeys((0, least, most)))
 
     def unit_parts(self, context: _Iterations) -> int:
-        """Parts of a round; where a chunk is smaller than a unit, in whole chunks."""
+        """Parts of a round; if a chunk is smaller than a unit, in whole chunks."""
         if self.chunk_bytes >= self.unit:
             return context.unit_size // self.unit * self.shared
         whole = context.num_chunks
         return self.parts * (min(whole, ceil(context.unit_size / self.chunk_bytes)) if self.chunk_bytes else whole)
 
     def _shared(self) -> int:
-        """Into how many parts chunks are cut, so that each thread block of a group has whole ones."""
+        """Number of parts per chunk that gives each thread block of a group whole parts."""
         groups = [
             each.tbg_info
             for gpu in self.data.gpus
@@ -295,24 +294,24 @@ class _Reader:
                 )
         parts = lcm(*(group.tbg_size for group in groups))
         if parts > MOST_GROUP:
-            raise self.at(f"thread block groups of sizes whose least common multiple is {parts}: too many to judge")
+            raise self.at(f"thread block groups of sizes whose least common multiple is {parts}: too many to check")
         return parts
 
     def _chunks(self) -> int:
-        """Chunks of a block; the buffers of all GPUs must agree."""
+        """Chunks of a block; all GPUs must agree."""
         first, coll = self.data.gpus[0], self.collective
         each = buffer_chunks(coll, 0, 1)
         chunks = first.input_chunks // each[0] or first.output_chunks // each[1]
         for rank, gpu in enumerate(self.data.gpus):
             if gpu.id != rank:
-                raise self.at(f"gpus[{rank}] has id {gpu.id}: they stand in the order of their ids")
-            wanted, given = buffer_chunks(coll, rank, chunks)
+                raise self.at(f"gpus[{rank}] has id {gpu.id}: expected the order of the ids")
+            inputs, outputs = buffer_chunks(coll, rank, chunks)
             unused = (0,) if self.data.inplace else ()  # in place the other buffer may be left out
-            fits = gpu.input_chunks in (wanted, *unused) and gpu.output_chunks in (given, *unused)
+            fits = gpu.input_chunks in (inputs, *unused) and gpu.output_chunks in (outputs, *unused)
             if not fits:
                 raise self.at(
                     f"GPU {rank} has {gpu.input_chunks} input and {gpu.output_chunks} output chunks, expected "
-                    f"{wanted} and {given}"
+                    f"{inputs} and {outputs}"
                 )
             if not 1 <= chunks <= MOST_CHUNKS:
                 raise self.at(f"GPU {rank} has {chunks} chunks per block of {coll.name}, expected 1 … {MOST_CHUNKS}")
@@ -321,26 +320,26 @@ class _Reader:
         return chunks
 
     def _ends(self, gpu: _PlanGpu) -> dict[str, list[tuple[int, int]]]:
-        """Of each type the GPU's channels in order: the peer, and the how many-th to it."""
-        found: dict[str, list[tuple[int, int]]] = {"memory": [], "port": []}
-        seen: Counter[tuple[str, int]] = Counter()
+        """The GPU's channels by type, in order: the peer, and the index among the channels to it."""
+        ends: dict[str, list[tuple[int, int]]] = {"memory": [], "port": []}
+        counts: Counter[tuple[str, int]] = Counter()
         for channel in gpu.channels:
             if channel.channel_type == "switch":
                 continue
-            if channel.channel_type not in found:
+            if channel.channel_type not in ends:
                 raise self.at(
                     f"GPU {gpu.id}: channel_type {channel.channel_type[:40]!r} is not one of memory, port, switch"
                 )
             for peer in channel.connected_to:
                 if not 0 <= peer < self.ranks or peer == gpu.id:
                     raise self.at(f"GPU {gpu.id} has a channel to GPU {peer}, expected another of 0 … {self.ranks - 1}")
-                found[channel.channel_type].append((peer, seen[channel.channel_type, peer]))
-                seen[channel.channel_type, peer] += 1
-        return found
+                ends[channel.channel_type].append((peer, counts[channel.channel_type, peer]))
+                counts[channel.channel_type, peer] += 1
+        return ends
 
     def _groups(self, gpu: _PlanGpu) -> list[tuple[str, tuple[int, ...]]]:
-        """The GPU's switch channels in order: a buffer, and whose."""
-        found = []
+        """The GPU's switch channels in order: a buffer, and the ranks of its group."""
+        groups = []
         for channel in gpu.channels:
             if channel.channel_type != "switch":
                 continue
@@ -349,8 +348,8 @@ class _Reader:
                 raise self.at(f"GPU {gpu.id}: switch channel with buffer_type {str(buffer)[:40]!r}, expected i, o or s")
             if self.data.inplace and (self.collective.name, buffer) in (("allgather", "i"), ("reduce_scatter", "o")):
                 raise self.at(
-                    f"GPU {gpu.id}: switch channel over {buffer}, which in place lies elsewhere on every GPU; a "
-                    f"multicast address has one offset: take {'o' if buffer == 'i' else 'i'}"
+                    f"GPU {gpu.id}: switch channel over {buffer}, whose place differs between GPUs when in place, but "
+                    f"a multicast address has one offset; use {'o' if buffer == 'i' else 'i'}"
                 )
             for group in channel.rank_groups:
                 ranks = tuple(group.ranks)
@@ -360,14 +359,14 @@ class _Reader:
                     or not 0 <= min(ranks) <= max(ranks) < self.ranks
                 ):
                     raise self.at(
-                        f"GPU {gpu.id}: switch channel of GPUs {list(ranks)[:40]}, expected different ones of "
-                        f"0 … {self.ranks - 1}, itself among them"
+                        f"GPU {gpu.id}: switch channel of GPUs {list(ranks)[:40]}, expected distinct ones of "
+                        f"0 … {self.ranks - 1}, including this one"
                     )
-                found.append((buffer, ranks))
-        return found
+                groups.append((buffer, ranks))
+        return groups
 
     def _check_groups(self) -> None:
-        """Who is named in a group makes the same one: all of them connect together."""
+        """Check that all members of a group create it, since they connect together."""
         has = [Counter(groups) for groups in self.groups]
         for rank, groups in enumerate(has):
             for (buffer, ranks), count in groups.items():
@@ -375,8 +374,8 @@ class _Reader:
                     if has[peer][buffer, ranks] != count:
                         raise self.at(
                             f"GPU {rank} has {count} switch channel(s) over {buffer} of GPUs {list(ranks)[:40]}, "
-                            f"and GPU {peer} has {has[peer][buffer, ranks]}: all of a group connect together, or none "
-                            "comes back"
+                            f"but GPU {peer} has {has[peer][buffer, ranks]}; with unequal numbers, the GPUs of the "
+                            "group block each other"
                         )
 
     def plan(self) -> InstructionList:
@@ -384,7 +383,7 @@ class _Reader:
         for gpu in self.data.gpus:
             for number, tb in enumerate(gpu.threadblocks):
                 if tb.id != number:
-                    raise self.at(f"GPU {gpu.id}: threadblocks[{number}] has id {tb.id}: they stand in order")
+                    raise self.at(f"GPU {gpu.id}: threadblocks[{number}] has id {tb.id}: expected the order of the ids")
                 blocks.append(_BlockReader(self, gpu, tb, barriers).block())
         return InstructionList(
             self.collective,
@@ -409,8 +408,8 @@ class _BlockReader:
     def __init__(self, plan: _Reader, gpu: _PlanGpu, tb: _PlanThreadBlock, barriers: dict[str, int]) -> None:
         self.plan, self.gpu, self.tb, self.barriers = plan, gpu, tb, barriers
         self.name = f"GPU {gpu.id}, thread block {tb.id}"
-        self.given: dict[int, int] = {}
-        #: Of each operation's data, which parts the present round of a pipeline is for, and its chunks.
+        self.port_places: dict[int, int] = {}
+        #: Per operation: the parts of its data for the present round of a pipeline, and its least number of chunks.
         self.window: range | None = None
         self.least = 0
         self.channels: dict[str, list[int]] = {"memory": [], "port": [], "switch": []}
@@ -421,13 +420,13 @@ class _BlockReader:
         for refs in tb.remote_buffer_refs:
             self.buffers.setdefault(refs.access_channel_type, []).extend(refs.remote_buffer_ids)
         for what, lists, most in (("channels", self.channels, MOST_CHANNELS), ("buffers", self.buffers, MOST_BUFFERS)):
-            for kind, found in lists.items():
+            for kind, indices in lists.items():
                 if kind not in ("memory", "port") and (kind != "switch" or what != "channels"):
                     raise plan.at(
                         f"{self.name}: {what} of type {kind[:40]!r}, expected memory, port or switch channels"
                     )
-                if len(found) > most:
-                    raise plan.at(f"{self.name}: {len(found)} {kind} {what}, expected at most {most}")
+                if len(indices) > most:
+                    raise plan.at(f"{self.name}: {len(indices)} {kind} {what}, expected at most {most}")
 
     def block(self) -> Block:
         listed: list[Instruction] = []
@@ -440,31 +439,31 @@ class _BlockReader:
         return Block(self.gpu.id, self.name, tuple(listed))
 
     def _pipeline(self, op: _Op, where: str) -> Iterator[Instruction]:
-        """All rounds, one after the other."""
+        """Instructions of all rounds in sequence."""
         context = op.iter_context
-        assert context is not None  # the reader has seen to it
+        assert context is not None  # checked by the reader
         for number, each in enumerate(op.ops):
             if each.name == "pipeline":
-                raise self.plan.at(f"{where}.{number}: a pipeline in a pipeline, which the kernel has none of")
+                raise self.plan.at(f"{where}.{number}: a pipeline in a pipeline, which the kernel does not support")
             if each.name.endswith("pkt"):
                 raise self.plan.at(
-                    f"{where}.{number}: {each.name} in a pipeline: packets are moved whole in every round"
+                    f"{where}.{number}: {each.name} in a pipeline, but packets are moved whole in every round"
                 )
             if each.tbg_info is not None and each.tbg_info.tbg_size > 1:
                 raise self.plan.at(
-                    f"{where}.{number}: tbg_info in a pipeline: its rounds go over whole chunks, beyond the end "
+                    f"{where}.{number}: tbg_info in a pipeline, but its rounds cover whole chunks, beyond the end "
                     "of a part"
                 )
         whole = context.num_chunks * self.plan.parts
         unit = self.plan.unit_parts(context)
         rounds = ceil(whole / unit)
         if rounds > MOST_ROUNDS:
-            raise self.plan.at(f"{where}: {rounds} rounds, expected at most {MOST_ROUNDS}: take a larger unit_size")
+            raise self.plan.at(f"{where}: {rounds} rounds, expected at most {MOST_ROUNDS}; use a larger unit_size")
         self.plan.unrolled += rounds * len(op.ops)
         if self.plan.unrolled > MOST_UNROLLED:
             raise self.plan.at(
-                f"{where}: more than {MOST_UNROLLED} operations in all rounds of pipelines: too many to judge; "
-                "take larger units, or units that are multiples of each other"
+                f"{where}: more than {MOST_UNROLLED} operations in all rounds of pipelines: too many to check; "
+                "use larger units, or units that are multiples of each other"
             )
         self.least = context.num_chunks
         for start in range(0, whole, unit):
@@ -475,17 +474,17 @@ class _BlockReader:
         self.window = None
 
     def _op(self, op: _Op, where: str) -> Iterator[Instruction]:
-        """What an operation does, in a pipeline in one of its rounds."""
-        for what, found, most in (
+        """Instructions of an operation; within a pipeline, those of one round."""
+        for what, items, most in (
             ("channels", op.channel_ids, MOST_ENDS),
             ("sources", op.src_buff, MOST_SPANS),
             ("destinations", op.dst_buff, MOST_SPANS),
             ("semaphores", op.semaphore_ids, MOST_SEMAPHORES),
         ):
-            if len(found) > most:
-                raise self.plan.at(f"{where}: {len(found)} {what}, expected at most {most}")
+            if len(items) > most:
+                raise self.plan.at(f"{where}: {len(items)} {what}, expected at most {most}")
         if op.name in ("nop", "barrier"):
-            self.given.clear()
+            self.port_places.clear()
         elif op.name not in ("wait", "rlxwait") and op.channel_type == "port":
             self._check_threads(op, where)
         if op.name == "nop":
@@ -510,19 +509,19 @@ class _BlockReader:
         elif op.name in _MOVES:
             yield from self._moves(op, where)
         else:
-            raise self.plan.at(f"{where}: operation {op.name[:40]!r}: the parser has no such name")
+            raise self.plan.at(f"{where}: operation {op.name[:40]!r}: unknown to MSCCL++'s parser")
 
     def _check_threads(self, op: _Op, where: str) -> None:
-        """A proxy is given things by the thread of the channel's place in an operation: another is in no order."""
+        """Refuse a port channel at two positions: each position has its own thread, and the threads have no order."""
         for place, local in enumerate(op.channel_ids):
-            if self.given.setdefault(local, place) != place:
+            if self.port_places.setdefault(local, place) != place:
                 raise self.plan.at(
-                    f"{where}: port channel {local} was used at another place of channel_ids: put a nop between"
+                    f"{where}: port channel {local} was used at another position of channel_ids; put a nop between both"
                 )
 
     def _barrier(self, op: _Op, where: str) -> Iterator[Instruction]:
         if op.barrier_id is None or op.num_threadblocks is None or not 0 <= op.barrier_id < MOST_BARRIERS:
-            raise self.plan.at(f"{where}: a barrier has num_threadblocks and barrier_id 0 … {MOST_BARRIERS - 1}")
+            raise self.plan.at(f"{where}: a barrier needs num_threadblocks and barrier_id 0 … {MOST_BARRIERS - 1}")
         counter = f"barrier {op.barrier_id} of GPU {self.gpu.id}"
         size = self.barriers.setdefault(counter, op.num_threadblocks)
         if size != op.num_threadblocks or size < 1:
@@ -535,7 +534,7 @@ class _BlockReader:
         yield Fence(where)
 
     def _ends(self, op: _Op, where: str) -> Iterator[tuple[str | None, str, str]]:
-        """Of each channel: who does it (a port's proxy), the counter that a signal adds to, and that a wait is for."""
+        """For each channel: the executor (a port's proxy), and the counters for its signals and its waits."""
         kind, rank = op.channel_type, self.gpu.id
         if kind not in self.plan.ends[rank]:
             raise self.plan.at(f"{where}: channel_type {kind[:40]!r} is not one of memory, port")
@@ -555,10 +554,12 @@ class _BlockReader:
         return listed[index]
 
     def _await(self, where: str, counter: str, relaxed: bool = False, first: int = 0) -> Await:
-        """The next wait for a counter; who waits takes one from it, so one thread block must do it."""
+        """The next wait for a counter; waits consume signals, so only one thread block may wait for it."""
         waiter = self.plan.waiter.setdefault(counter, self.name)
         if waiter != self.name:
-            raise self.plan.at(f"{where}: {waiter} waits for {counter} too: which gets which is not defined")
+            raise self.plan.at(
+                f"{where}: {waiter} also waits for {counter}, so it is undefined which of them gets a signal"
+            )
         self.plan.waits[counter] += 1
         return Await(where, counter, self.plan.waits[counter] - first, relaxed)
 
@@ -582,23 +583,21 @@ class _BlockReader:
             )
         if self.plan.data.protocol != "LL" and op.name.endswith("pkt"):
             raise self.plan.at(
-                f"{where}: {op.name} in protocol {self.plan.data.protocol}: packets take twice their data, and only "
-                "protocol LL has the scratch for that"
+                f"{where}: {op.name} in protocol {self.plan.data.protocol}: packets need twice their size, and only "
+                "protocol LL has that scratch"
             )
         if port and op.name not in ("put", "pws", "pwsf", "ppkt", "rppkt"):
-            raise self.plan.at(f"{where}: {op.name} goes over memory channels alone")
+            raise self.plan.at(f"{where}: {op.name} needs a memory channel")
         if port and len(signals) != len(stores):
             raise self.plan.at(f"{where}: {len(signals)} channels for {len(stores)} destinations")
         if op.name in ("pws", "pwsf") and not port:
             raise self.plan.at(f"{where}: {op.name} over a memory channel sends no signal; use put, nop, signal")
         pairs: list[tuple[tuple[tuple[ChunkSpan, int], ...], tuple[tuple[ChunkSpan, int], ...]]]
-        if op.name in ("get", "put", "pws", "pwsf", "ppkt", "rppkt"):  # several at once, each for itself
+        if op.name in ("get", "put", "pws", "pwsf", "ppkt", "rppkt"):  # independent pairs
             if len(reads) != len(stores):
                 raise self.plan.at(f"{where}: {len(reads)} sources for {len(stores)} destinations")
             if not port and any(span.buffer != reads[0][0].buffer for span, _ in reads) and op.name != "get":
-                raise self.plan.at(
-                    f"{where}: all its sources are read from the buffer of the first, {reads[0][0].buffer}"
-                )
+                raise self.plan.at(f"{where}: all sources must be in the buffer of the first, {reads[0][0].buffer}")
             pairs = [((one,), (other,)) for one, other in zip(reads, stores, strict=True)]
         else:
             pairs = [(reads, stores)]
@@ -606,7 +605,7 @@ class _BlockReader:
             sizes = {size for _, size in (*operands, *results)}
             if len(sizes) != 1:
                 raise self.plan.at(
-                    f"{where}: wrong count: its buffers have {sorted(sizes)} chunks, expected one number"
+                    f"{where}: wrong count: its buffers have {sorted(sizes)} chunks, expected equal numbers"
                 )
             size = min(sizes)
             agent = signals[index][0] if port else None
@@ -621,7 +620,7 @@ class _BlockReader:
                 yield Flush(where, agent)
 
     def _spans(self, op: _Op, buffs: list[_Buff], kind: str, where: str) -> tuple[tuple[ChunkSpan, int], ...]:
-        """Where each operand or result lies, and how many chunks it has; ``kind`` is of :data:`_MOVES`."""
+        """The place and the number of chunks of each operand or result; ``kind`` is a value of :data:`_MOVES`."""
         if not buffs:
             raise self.plan.at(f"{where}: {op.name} has no {'source' if buffs is op.src_buff else 'destination'}")
         kinds = kind.split(", ")
@@ -633,7 +632,7 @@ class _BlockReader:
         )
 
     def _memories(self, op: _Op, buff: _Buff, end: str, where: str) -> Iterator[tuple[int, str | None]]:
-        """Whose memory a source or destination is: one GPU's, or through a switch that of all of a group."""
+        """The memory of a source or destination: one GPU's, or through a switch the memory of a whole group."""
         rank, buffer = self.gpu.id, buff.type
         if "switch" in end:
             index = self._pick(
@@ -645,10 +644,10 @@ class _BlockReader:
         if "remote" in end:
             ids = self.buffers.get(op.channel_type, [])
             number = self._pick(where, "remote buffers of the thread block", ids, buff.buffer_id)
-            there = self._pick(where, "remote buffers of the GPU", self.gpu.remote_buffers, number)
-            if op.channel_type not in there.access_channel_types:
+            remote = self._pick(where, "remote buffers of the GPU", self.gpu.remote_buffers, number)
+            if op.channel_type not in remote.access_channel_types:
                 raise self.plan.at(f"{where}: its buffer has no access_channel_type {op.channel_type[:40]!r}")
-            rank, buffer = there.rank, there.type
+            rank, buffer = remote.rank, remote.type
         yield rank, buffer
 
     def _span(
@@ -667,7 +666,7 @@ class _BlockReader:
             if buff.size < self.least:
                 raise self.plan.at(
                     f"{where}: wrong count: {buff.size} chunk(s) in a pipeline whose num_chunks is {self.least}: its "
-                    f"rounds go on beyond the end; expected {self.least}"
+                    f"rounds exceed the buffer; expected {self.least}"
                 )
             return ChunkSpan(rank, buffer, buff.index * self.plan.parts + self.window.start, packet), len(self.window)
         group = shared or _Group(0, 1)

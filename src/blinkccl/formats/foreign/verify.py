@@ -1,8 +1,8 @@
-"""What an instruction list computes: who holds which contributions at the end, for every size at once.
+"""Proof of an instruction list: the contributions that each output contains at the end, for every size at once.
 
-A value here is *contributions*: which chunk of the inputs, and of which ranks. The execution of a list on these says of
-each chunk of each output what it holds, and :class:`~blinkccl.formats.foreign.execute.PlanExecution` whether that is so
-in any order in which thread blocks may run. Nothing is known here of who wrote the list.
+A value here is *contributions*: a chunk of the inputs, and a set of ranks. Executing a list on these shows the contents
+of every chunk of each output. :class:`~blinkccl.formats.foreign.execute.PlanExecution` shows that they hold for any
+order in which thread blocks may run. The proof does not depend on the author of the list.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from blinkccl.errors import ScheduleError, ranks_text
 from blinkccl.formats.foreign.execute import MOST_FAULTS, REMEDIES, PlanExecution
 from blinkccl.formats.foreign.instructions import Fence, InstructionList
 
-#: What is judged, by our names; MSCCL++ writes reducescatter.
+#: Collectives that can be checked, by Blink's names; MSCCL++ writes reducescatter.
 SERVED = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce")
 MOST_RANKS = 256
 FORMAT = "MSCCL++ execution plan"
-#: (chunk of the input, ranks as bits), or a sentence that says why it is no sum of contributions.
+#: (chunk of the input, ranks as bits), or a sentence that explains why it is no sum of contributions.
 Contributions = tuple[int, int] | str
-_UNSET = "memory that nothing has written"
-#: As MSCCL++'s own plans do, whose last signals are relaxed; PTX promises it of signals that release alone.
+_UNSET = "unwritten memory"
+#: MSCCL++'s own plans rely on this, with relaxed signals at their end; PTX guarantees it only for releasing signals.
 _TRUSTS = (
-    "relaxed signals that come after stores through a switch say that these are done: so do MSCCL++'s own plans, but "
-    "only signal and wait promise it"
+    "relaxed signals after stores through a switch guarantee that the stores are done; MSCCL++'s own plans rely on it, "
+    "but only signal and wait guarantee it"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignAudit:
-    """What was found: ``faults`` has a sentence per violation, naming its kind, GPU, thread block and step.
+    """The verdict: ``faults`` has a sentence per violation, with its kind, GPU, thread block and step.
 
-    ``assumes``: what is relied on beyond the words of the format, "" for nothing.
+    ``assumes``: assumptions beyond the guarantees of the format, "" for none.
     """
 
     plan: InstructionList
@@ -42,11 +42,11 @@ class ForeignAudit:
 
     @property
     def ok(self) -> bool:
-        """Whether the plan computes its collective, in every order in which it may run."""
+        """True if the plan computes its collective in every possible order."""
         return not self.faults
 
     def text(self) -> str:
-        """What ``blink check`` prints."""
+        """The report of ``blink check``."""
         plan, coll = self.plan, self.plan.collective
         steps = sum(not isinstance(step, Fence) for block in plan.blocks for step in block.instructions)
         root = "" if coll.root is None else f", root {coll.root}"
@@ -56,11 +56,13 @@ class ForeignAudit:
             f"size    {len(plan.blocks)} thread blocks, {steps} instructions, {plan.chunks} chunks per block of data",
         ]
         if plan.sized is not None:
-            lines.append(f"rounds  of its pipelines: judged for one, and for blocks of {plan.judged_bytes[-1]:,} bytes")
+            lines.append(
+                f"rounds  of its pipelines: checked for one, and for blocks of {plan.judged_bytes[-1]:,} bytes"
+            )
         if self.ok:
             lines.append(
-                "proof   every output gets every contribution once and nothing else, no two accesses of a chunk are "
-                "without order, and no wait is for ever"
+                "proof   every output contains each contribution exactly once and nothing else, conflicting accesses "
+                "of a chunk are ordered, and no wait blocks forever"
             )
             lines += [f"assumed {self.assumes}"] if self.assumes else []
         else:
@@ -72,7 +74,7 @@ class ForeignAudit:
         return "\n".join(lines) + "\n"
 
     def document(self) -> dict[str, Any]:
-        """Its part of the JSON object of ``blink check --json``."""
+        """The plan's part of the JSON object of ``blink check --json``."""
         coll = self.plan.collective
         return {
             "ok": self.ok,
@@ -96,17 +98,17 @@ def _kind(fault: str) -> str:
 
 
 def audit(plan: InstructionList) -> ForeignAudit:
-    """Judge ``plan``, where it depends on the size for all of ``judged_bytes``, until there are faults.
+    """Check ``plan``; if it depends on the size, for all of ``judged_bytes`` until there are faults.
 
-    Where the collective has a root, which the format does not say, each is tried, and the one that fits best is said.
+    For a collective with a root, which the format does not name, all roots are tried and the best fit is reported.
     """
     if plan.sized is None:
         return _judged(plan)
-    found = [_judged(plan)]
+    audits = [_judged(plan)]
     for block_bytes in plan.judged_bytes[1:]:
-        if found[-1].ok:
-            found.append(_judged(plan.sized(block_bytes)))
-    return replace(found[-1], plan=found[0].plan)
+        if audits[-1].ok:
+            audits.append(_judged(plan.sized(block_bytes)))
+    return replace(audits[-1], plan=audits[0].plan)
 
 
 def _judged(plan: InstructionList) -> ForeignAudit:
@@ -115,20 +117,20 @@ def _judged(plan: InstructionList) -> ForeignAudit:
 
     done: PlanExecution[Contributions] = PlanExecution(plan, load, _combine, _UNSET)
     roots = range(plan.collective.world_size) if plan.collective.root is not None else [None]
-    found: tuple[list[str], Collective] | None = None
+    best: tuple[list[str], Collective] | None = None
     for root in roots:
         collective = replace(plan.collective, root=root)
         wrong = _wrong_outputs(plan, collective, done)
-        if found is None or len(wrong) < len(found[0]):
-            found = wrong, collective
-    assert found is not None
-    named = replace(plan, collective=found[1])
+        if best is None or len(wrong) < len(best[0]):
+            best = wrong, collective
+    assert best is not None
+    named = replace(plan, collective=best[1])
     if done.unpromised:
         trusting: PlanExecution[Contributions] = PlanExecution(plan, load, _combine, _UNSET, trusting=True)
-        if done.faults or found[0] or trusting.faults:
-            return ForeignAudit(named, (*done.faults, *found[0], *done.unpromised))
+        if done.faults or best[0] or trusting.faults:
+            return ForeignAudit(named, (*done.faults, *best[0], *done.unpromised))
         return ForeignAudit(named, (), _TRUSTS)
-    return ForeignAudit(named, (*done.faults, *found[0]))
+    return ForeignAudit(named, (*done.faults, *best[0]))
 
 
 def _combine(one: Contributions, other: Contributions, where: str) -> Contributions:
@@ -142,8 +144,8 @@ def _combine(one: Contributions, other: Contributions, where: str) -> Contributi
 
 
 def _wrong_outputs(plan: InstructionList, collective: Collective, done: PlanExecution[Contributions]) -> list[str]:
-    """A sentence for each chunk of an output that holds something else than ``collective`` wants."""
-    found: list[str] = []
+    """A sentence for each chunk of an output whose value is not the one required by ``collective``."""
+    faults: list[str] = []
     for item in collective.items():
         ranks = sum(1 << rank for rank, _ in item.contributions)
         source = item.contributions[0][1]
@@ -152,11 +154,11 @@ def _wrong_outputs(plan: InstructionList, collective: Collective, done: PlanExec
                 want = source * plan.chunks + index, ranks
                 at = target * plan.chunks + index
                 got = done.value(rank, at)
-                if got != want and len(found) < MOST_FAULTS:
+                if got != want and len(faults) < MOST_FAULTS:
                     by = done.written.get(plan.place(rank, "o", at))
                     wrote = f", written by {by}" if by else ""
-                    found.append(f"wrong result: o[{at}] of GPU {rank} is {_told(got)}{wrote}; expected {_told(want)}")
-    return found
+                    faults.append(f"wrong result: o[{at}] of GPU {rank} is {_told(got)}{wrote}; expected {_told(want)}")
+    return faults
 
 
 def _told(value: Contributions) -> str:
@@ -168,17 +170,19 @@ def _ranks(bits: int) -> str:
 
 
 def collective_of(name: str, ranks: int, source: str) -> Collective:
-    """The collective that a file names; its root is 0 for want of a better. ScheduleError for what is not judged."""
-    ours = "reduce_scatter" if name == "reducescatter" else name
-    if ours not in SERVED:
-        raise ScheduleError(f"{source}: collective {name[:40]!r} is not judged; expected one of {', '.join(SERVED)}")
+    """The collective named by a file, with root 0 if it has one; ScheduleError for collectives that are not checked."""
+    collective = "reduce_scatter" if name == "reducescatter" else name
+    if collective not in SERVED:
+        raise ScheduleError(
+            f"{source}: collective {name[:40]!r} cannot be checked; expected one of {', '.join(SERVED)}"
+        )
     if not 1 <= ranks <= MOST_RANKS:
         raise ScheduleError(f"{source}: {ranks} GPUs, expected 1 … {MOST_RANKS}")
-    return Collective(ours, ranks, **({"root": 0} if "root" in COLLECTIVES[ours].parameters else {}))
+    return Collective(collective, ranks, **({"root": 0} if "root" in COLLECTIVES[collective].parameters else {}))
 
 
 def buffer_chunks(collective: Collective, rank: int, chunks: int) -> tuple[int, int]:
-    """Chunks of a rank's input and output, with so many per block; where there is a root, as if every rank were it."""
+    """Chunks of a rank's input and output, for ``chunks`` per block; with a root, sizes are those of the root."""
     if collective.root is not None:
         return chunks, chunks
     return collective.input_blocks(rank) * chunks, collective.output_blocks(rank) * chunks

@@ -95,7 +95,7 @@ def test_the_command_needs_no_plan(blink, tmp_path):
     assert ended.code == 0
     assert path.read_text() == packed(parse_spec("dgx-1v"), (0, 1, 2, 3, 4, 5), "nccl-graph")[0].text
     blink("export", "--to", "cuda", "--topo", "dgx-1v").assert_refused(
-        "is made of a plan: give what blink plan -o wrote"
+        "needs a plan: give a file that blink plan -o wrote"
     )
     blink("export", "--to", "nccl-graph", "--topo", "2x dgx-1v @ 40Gbps").assert_refused("in 2 NVLink domains")
     blink("plan", "allreduce", "--topo", "dgx-1v", "--algo", "ring", "-o", tmp_path / "p.json")

@@ -1,7 +1,7 @@
-"""Faults planted in right plans of MSCCL++, by name: each is noticed, with where, what, and what to do.
+"""Faults planted in correct MSCCL++ plans, by name: each is detected, with its place, its kind and a remedy.
 
-What runs and is wrong is a fault of the audit, with a remedy for its kind; what no runtime would read is refused. The
-plans are by hand (:mod:`support.foreign_files`), after the formats' own words.
+The audit reports plans that run but are wrong, with a remedy for the kind of fault. Files that no runtime reads are
+refused. The plans are written by hand (:mod:`support.foreign_files`) from the documentation of the format.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ JSON = files.mscclpp_examples()
 
 
 class Fault(NamedTuple):
-    """``edits``: (path, value; None: gone).
+    """``edits``: (path, value; None removes it).
 
-    ``where`` and ``what`` must stand in one sentence; ``kind`` is a key of REMEDIES, or what a refusal says to do.
+    One sentence must contain both ``where`` and ``what``. ``kind`` is a key of REMEDIES, or the advice of a refusal.
     """
 
     name: str
@@ -37,18 +37,18 @@ I0 = {"type": "i", "index": 0, "size": 1}
 
 
 def at(gpu: int, block: int, op: int | str, key: str = "") -> str:
-    """The path of an operation, or of something in it."""
+    """The path of an operation, or of a field in it."""
     return f"gpus/{gpu}/threadblocks/{block}/ops/{op}{key and '/'}{key}"
 
 
-NOBODY = "memory that nothing has written"
+NOBODY = "unwritten memory"
 FAULTS = [
     Fault(
         "no wait for the other to begin",
         "put",
         [(at(0, 0, 1), None)],
         "GPU 0, thread block 0, operation 2 writes s[0] of GPU 1",
-        "GPU 1 may not have begun: no wait says so",
+        "GPU 1 may not have begun: no wait ensures it",
         "race",
     ),
     Fault(
@@ -64,7 +64,7 @@ FAULTS = [
         "read",
         [(at(0, 0, 8), None)],
         "GPU 1, thread block 0, operation 5 writes i[1] of GPU 0",
-        "GPU 0 may be done: no wait holds it",
+        "GPU 0 may have ended: no wait prevents it",
         "race",
     ),
     Fault(
@@ -96,7 +96,7 @@ FAULTS = [
         "read",
         [(at(0, 0, "+"), files.sync("signal"))],
         "the signals of memory channel 0 from GPU 0 to GPU 1",
-        "are 3, and 2 are waited for",
+        "3 sent, but 2 waited for",
         "unbalanced",
     ),
     Fault(
@@ -200,7 +200,7 @@ FAULTS = [
         "port",
         [(at(0, 0, 5), None)],
         "operation 3 reads i[0] of GPU 0",
-        "GPU 0 may be done",
+        "GPU 0 may have ended",
         "race",
     ),
     Fault(
@@ -224,7 +224,7 @@ FAULTS = [
         "packet",
         [(at(0, 0, 0), None)],
         "GPU 1, thread block 0, operation 1 for the packet s[0] of GPU 1",
-        "wait for ever",
+        "wait forever",
         "deadlock",
     ),
     Fault(
@@ -232,7 +232,7 @@ FAULTS = [
         "packet",
         [("protocol", "Simple")],
         "GPU 0, thread block 0, operation 0: ppkt in protocol Simple",
-        "only protocol LL has the scratch for that",
+        "only protocol LL has that scratch",
         "protocol LL",
     ),
     Fault(
@@ -288,8 +288,8 @@ FAULTS = [
         "read",
         [(at(0, 0, 0, "name"), "glre")],
         "GPU 0, thread block 0, operation 0",
-        "operation 'glre': the parser has no such name",
-        "no such name",
+        "operation 'glre': unknown to MSCCL++'s parser",
+        "unknown to MSCCL++",
     ),
     # Pipelines
     Fault(
@@ -297,7 +297,7 @@ FAULTS = [
         "rounds",
         [(at(0, 0, 3, "iter_context"), None)],
         "GPU 0, thread block 0, operation 3",
-        "a pipeline has no iter_context",
+        "a pipeline without iter_context",
         "expected its unit_size in bytes and its num_chunks",
     ),
     Fault(
@@ -337,7 +337,7 @@ FAULTS = [
         "rounds",
         [(at(0, 0, 3, "ops/2"), None), (at(0, 0, "+"), files.NOP), (at(0, 0, "+"), files.sync("signal"))],
         "GPU 1, thread block 0, operation 3.3, round 1 of 2 for the signals of memory channel 0 from GPU 0 to GPU 1",
-        "wait for ever",
+        "wait forever",
         "deadlock",
     ),
     Fault(
@@ -354,7 +354,7 @@ FAULTS = [
         [(at(0, 0, 3, "ops/0"), files.rounds(files.NOP))],
         "GPU 0, thread block 0, operation 3.0",
         "a pipeline in a pipeline",
-        "which the kernel has none of",
+        "which the kernel does not support",
     ),
     # Switches
     Fault(
@@ -362,16 +362,16 @@ FAULTS = [
         "switch",
         [("gpus/0/channels/1/rank_groups/0/ranks", [1])],
         "GPU 0: switch channel of GPUs [1]",
-        "expected different ones of 0 … 1, itself among them",
+        "expected distinct ones of 0 … 1, including this one",
         "expected",
     ),
     Fault(
         "a group that one does not join",
         "switch",
         [("gpus/1/channels/1/rank_groups", []), (at(1, 0, 3), None)],
-        "GPU 0 has 1 switch channel(s) over i of GPUs [0, 1], and GPU 1 has 0",
-        "all of a group connect together",
-        "connect together",
+        "GPU 0 has 1 switch channel(s) over i of GPUs [0, 1], but GPU 1 has 0",
+        "with unequal numbers",
+        "the GPUs of the group block each other",
     ),
     Fault(
         "a switch without a signal",
@@ -386,7 +386,7 @@ FAULTS = [
         "switch",
         [(at(0, 0, 6), None)],
         "GPU 1, thread block 0, operation 3 writes i[1] of GPU 0",
-        "GPU 0 may be done: no wait holds it",
+        "GPU 0 may have ended: no wait prevents it",
         "race",
     ),
     Fault(
@@ -417,7 +417,7 @@ FAULTS = [
 
 
 def changed(fault: Fault) -> str:
-    """The file with what is planted; an edit that changes nothing fails."""
+    """The file with the planted fault; an edit without effect fails."""
     document = json.loads(files.text(JSON[fault.file]))
     for path, value in fault.edits:
         *way, last = path.split("/")
@@ -433,7 +433,7 @@ def changed(fault: Fault) -> str:
     return files.text(document)
 
 
-def test_the_table_is_of_distinct_faults_in_right_plans() -> None:
+def test_the_table_has_distinct_faults_in_correct_plans() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 40
     for name, document in JSON.items():
         assert files.audited(files.text(document)).faults == (), name
@@ -441,18 +441,18 @@ def test_the_table_is_of_distinct_faults_in_right_plans() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
-def test_each_is_noticed(fault: Fault) -> None:
+def test_each_fault_is_reported(fault: Fault) -> None:
     text = changed(fault)
     if fault.kind in REMEDIES:
-        found = files.audited(text)
-        told = [each for each in found.faults if fault.where in each and fault.what in each]
-        assert told, found.text()
-        assert any(each.startswith(f"{fault.kind}: ") for each in told), told
-        assert f"to do   {fault.kind}: {REMEDIES[fault.kind]}" in found.text()
-        assert all(each.partition(":")[0] in REMEDIES for each in found.faults)
+        audit = files.audited(text)
+        sentences = [each for each in audit.faults if fault.where in each and fault.what in each]
+        assert sentences, audit.text()
+        assert any(each.startswith(f"{fault.kind}: ") for each in sentences), sentences
+        assert f"to do   {fault.kind}: {REMEDIES[fault.kind]}" in audit.text()
+        assert all(each.partition(":")[0] in REMEDIES for each in audit.faults)
     else:
         with pytest.raises(ScheduleError) as error:
             files.audited(text)
-        for said in (fault.where, fault.what, fault.kind):
-            assert said in str(error.value)
+        for fragment in (fault.where, fault.what, fault.kind):
+            assert fragment in str(error.value)
         assert re.match(r"x\.json", str(error.value))
