@@ -155,7 +155,7 @@ def test_what_formats_cannot_say_is_refused() -> None:
         exported(planned("optimal", asked("chain:7", "broadcast", "0,3,6", relays=True)))
     with pytest.raises(UnsupportedError, match="leave --in-place out"):
         exported(planned("optimal", asked("ring:4", "alltoall")), Choices(True))
-    with pytest.raises(UsageError, match=r"CUDA C\+\+ does not support --in-place and --chunks"):
+    with pytest.raises(UsageError, match=r"CUDA C\+\+ supports neither --in-place nor --chunks"):
         format_of("cuda").check(Choices(True))
 
 

@@ -130,7 +130,7 @@ class Format:
         if not plan and not self.packs:
             raise UsageError(f"{name} needs a plan: give a file that blink plan -o wrote")
         if not self.chooses and (choices.in_place or choices.chunks is not None):
-            raise UsageError(f"{name} does not support --in-place and --chunks: leave them out")
+            raise UsageError(f"{name} supports neither --in-place nor --chunks: leave them out")
         if self.sized and choices.size_bytes is None:
             raise UsageError(f"{name} is for one size: give the size with -s")
         if not self.sized and (choices.size_bytes is not None or choices.chunk_bytes is not None):

@@ -28,10 +28,10 @@ def test_notes_say_what_files_do_not(blink, tmp_path) -> None:
     wrote = blink("export", plan, "--to", "mscclpp")
     assert "valid only for calls with root 2" in wrote.err
     blink("export", plan, "--to", "cuda", "--in-place").assert_refused(
-        "CUDA C++ does not support --in-place and --chunks"
+        "CUDA C++ supports neither --in-place nor --chunks"
     )
     packed = blink("export", "--to", "nccl-graph", "--topo", "dgx-1v", "--in-place")
-    packed.assert_refused("NCCL_GRAPH_FILE does not support --in-place and --chunks")
+    packed.assert_refused("NCCL_GRAPH_FILE supports neither --in-place nor --chunks")
     blink("export", plan, "--to", "mscclpp", "--chunks", "0").assert_refused("--chunks 0: expected at least 1")
     blink("export", plan, "--to", "msccl").assert_refused("was removed: blink export --to mscclpp writes")
 
