@@ -131,7 +131,7 @@ def test_no_ring_where_a_rank_has_no_cable_to_the_next() -> None:
     for spec, gpus, pair in (("4x mac-studio @ cables=ring", "0,2,1,3", "0 to 2"), ("4x mac-studio @ cables=line", None,
                                                                                   "3 to 0")):  # fmt: skip
         request = asked(spec, "allreduce", gpus)
-        reason = f"NCCL goes round in the order of the ranks, and no cable leads from {pair}"
+        reason = f"NCCL's ring follows the order of the ranks, but no cable leads from {pair}"
         with pytest.raises(UnsupportedError, match=reason):
             ring.plan(request)
         assert ring_baseline(request).reason == reason

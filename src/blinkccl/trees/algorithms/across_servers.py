@@ -1,10 +1,14 @@
-"""A broadcast among several servers, put together from trees over the servers and trees inside each of them.
+"""A broadcast among several servers, composed of trees over the servers and trees inside each server.
 
-Whatever enters a server reaches all its ranks by links of its own, and may leave by any of these ranks. So three small
-packings do for a large one: trees over servers, each of them one vertex; in every server but the root's, trees from the
-ranks at which data enters, as much at each as it can take; and in the root's server, trees from the root. Laid over one
-another by prefix sums of their parts they are trees over all ranks, and each crosses from one server to another by a
-way that has room for it, from the rank where it entered if that is one. What they carry is counted exactly in the end.
+Data that enters a server reaches all its ranks by links inside the server, and may leave from any of these ranks. So
+three small packings replace a large one:
+
+- trees over servers, with each server as one vertex;
+- in the root's server, trees from the root;
+- in every other server, trees from the ranks that receive data from other servers, each up to its capacity.
+
+Their prefix sums are laid over one another, which gives trees over all ranks. Each tree crosses between servers on a
+path with enough capacity, preferably from the rank that received the data. The final rate is computed exactly.
 """
 
 from __future__ import annotations
@@ -32,18 +36,18 @@ from blinkccl.trees.packing.two_trees import two_trees
 Groups = tuple[tuple[int, ...], ...]
 #: Trees with their parts of the data.
 Parts = list[tuple[Fraction, Hops]]
-#: A part of the data, the rank at which it enters a server, and the hops by which it spreads there.
+#: A part of the data, the rank that receives it from another server, and the hops of its tree in the server.
 Spread = tuple[Fraction, int, Hops]
-#: Trees over servers (pairs of their places) with their parts.
+#: Trees over servers (pairs of their positions) with their parts.
 Crossing = list[tuple[Fraction, Sequence[Arc]]]
-#: Equal trees inside one server that are tried, at most.
+#: The most equal trees inside one server that are tried.
 MOST_INSIDE = 32
-#: How full a link may be: all of it, for numbers of the machine.
+#: The largest load of a link as a part of its capacity, with room for rounding of floats.
 ENOUGH = 1 + 1e-9
 
 
 def owners(network: FlowNetwork, groups: Groups) -> dict[int, int]:
-    """Whose each vertex is, by places in ``groups``: transit is a server's if it leads to no ranks of another one."""
+    """The server of each vertex, as a position in ``groups``; a transit vertex has one if it joins only its ranks."""
     owner = {v: i for i, group in enumerate(groups) for v in group}
     near = beside(network.capacity)
     through = {u: [v for v in ends if v >= network.terminals] for u, ends in near.items()}
@@ -56,9 +60,9 @@ def owners(network: FlowNetwork, groups: Groups) -> dict[int, int]:
 
 
 def across_servers(network: FlowNetwork, root: int, groups: Groups, rate: int, most: int) -> EqualTrees | None:
-    """At most ``most`` trees from ``root``, of different weights, that carry as much of ``rate`` as is found.
+    """At most ``most`` weighted trees from ``root``, with the highest rate found up to ``rate``.
 
-    None where there is one server, where data has to enter one more than once, or where there are no trees so few.
+    None for a single server, if data must enter a server more than once, or if more than ``most`` trees are needed.
     """
     home = [group for group in groups if root in group]
     cluster = _Cluster(network, (*home, *(group for group in groups if root not in group)))
@@ -88,7 +92,7 @@ def _carried(network: FlowNetwork, trees: Parts) -> Fraction:
 
 
 def _crossings(count: int) -> Iterator[Crossing]:
-    """Trees over so many servers: a star; two-hop stars, one through each; two complementary trees; a chain."""
+    """Trees over ``count`` servers: a star; two-hop stars, one through each; two complementary trees; a chain."""
     servers = range(count)
     yield [(Fraction(1), [(0, v) for v in servers[1:]])]
     part = Fraction(1, len(servers) - 1)
@@ -98,13 +102,15 @@ def _crossings(count: int) -> Iterator[Crossing]:
 
 
 class _Cluster:
-    """The network taken apart; servers by their places in ``groups``, the root's the first."""
+    """The network divided into servers, by their positions in ``groups``; the root's is the first."""
 
     def __init__(self, network: FlowNetwork, groups: Groups) -> None:
         self.terminals, self.groups = network.terminals, groups
         owner = owners(network, groups)
         arcs: list[list[tuple[int, int, int]]] = [[] for _ in groups]
-        self.into: dict[int, list[tuple[int, int]]] = {v: [] for v in range(network.n)}  # arcs between servers, turned
+        self.into: dict[int, list[tuple[int, int]]] = {
+            v: [] for v in range(network.n)
+        }  # arcs between servers, reversed
         for u, v, c in network.arcs:
             if u in owner and owner[u] == owner.get(v):
                 arcs[owner[u]].append((u, v, c))
@@ -114,18 +120,19 @@ class _Cluster:
         self.servers = [_LocalServer(*of) for of in zip(members, groups, arcs, strict=True)]
 
     def spreads(self, root: int, rate: int) -> list[list[Spread]]:
-        """For every server how ``rate`` units spread there, which must fit into the root's; empty where they cannot."""
-        found = []
+        """The trees of ``rate`` units in every server; an empty list for a server that cannot carry them."""
+        inside = []
         for place, server in enumerate(self.servers[1:], start=1):
             demand = self._entries(place, rate)
-            found.append(server.spreads(demand) if demand else [])
-        first = self.servers[0].spreads({root: rate}, max(map(len, found)))
-        return [first, *found]
+            inside.append(server.spreads(demand) if demand else [])
+        first = self.servers[0].spreads({root: rate}, max(map(len, inside)))
+        return [first, *inside]
 
     def _entries(self, place: int, rate: int) -> dict[int, int]:
-        """Units that enter at each rank of a server, ``rate`` in all, fewest where other servers have none; or no such.
+        """Units that each rank of a server receives from other servers, ``rate`` in all; {} if that is not possible.
 
-        What a rank must take is what the most at all others leaves short at some rank (a contra-polymatroid).
+        Each rank receives only the units that the server's other ranks cannot carry at their limits (a
+        contra-polymatroid). Ranks with the fewest counterparts on other servers are minimized first.
         """
         group = self.groups[place]
         most = [[sum(c for _, c in self.into[v]) for v in group] for group in self.groups]
@@ -138,7 +145,7 @@ class _Cluster:
         return {v: units for v, units in entries.items() if units} if sum(entries.values()) == rate else {}
 
     def joined(self, crossing: Crossing, pieces: Sequence[tuple[Fraction, list[Spread]]], rate: int) -> Parts:
-        """A tree for each piece of each tree over servers; none at all where some server has no way to another."""
+        """A tree for each piece of each tree over servers; no tree at all if a server has no path to another."""
         load: defaultdict[Arc, float] = defaultdict(float)
         trees: Parts = []
         for weight, arcs in crossing:
@@ -157,11 +164,11 @@ class _Cluster:
         return trees
 
     def _beside(self, goal: int, server: int) -> int:
-        """The rank of the root's server in the place of ``goal`` in its own, or the last one."""
+        """The rank of the root's server at the position of ``goal`` in its own server, or the last rank."""
         return self.groups[0][min(self.groups[server].index(goal), len(self.groups[0]) - 1)]
 
     def _way(self, load: Mapping[Arc, float], units: float, server: int, entry: int, goal: int) -> Hop | None:
-        """The way to ``goal`` from some rank of ``server`` whose links are least overfull; at best from ``entry``."""
+        """The path to ``goal`` from a rank of ``server``, preferably ``entry``, with the least overload of links."""
         ranks = set(self.groups[server])
         after: dict[int, int] = {}
         heap = [(ENOUGH, 0, False, goal, goal)]
@@ -180,21 +187,21 @@ class _Cluster:
 
 
 class _LocalServer:
-    """One server: its ranks, and its transit behind them, numbered anew; ``ids`` are the network's numbers."""
+    """One server: its ranks, then its transit vertices, renumbered; ``ids`` are the network's numbers."""
 
     def __init__(self, ids: Sequence[int], ranks: Sequence[int], arcs: Sequence[tuple[int, int, int]]) -> None:
         self.ids, self.local = ids, {v: i for i, v in enumerate(ids)}
         self.network = FlowNetwork(len(ids), len(ranks), tuple((self.local[u], self.local[v], c) for u, v, c in arcs))
 
     def takes(self, entries: Mapping[int, int]) -> int:
-        """Units that every rank can receive if so many enter at each."""
+        """Units that every rank can receive if ``entries`` units enter at each."""
         return _received(self.network, {self.local[v]: units for v, units in entries.items()})
 
     def spreads(self, demand: Mapping[int, int], others: int = 1) -> list[Spread]:
-        """Few trees that carry ``demand``; none where the switches of the server cannot be taken out.
+        """Few trees that carry ``demand``; [] if the switches of the server cannot be replaced by links.
 
-        Equal trees of few hops where they are found, else trees in whole numbers of equal parts, coarse ones at best.
-        Either by numbers that divide like so many ``others``, if they can.
+        Equal trees of few hops are preferred, then trees with whole numbers of equal parts, as coarse as possible. Both
+        first try numbers of trees with a small least common multiple with ``others``, the number in other servers.
         """
         unit = gcd(*demand.values())
         times = {self.local[v]: units // unit for v, units in demand.items()}
@@ -202,31 +209,31 @@ class _LocalServer:
         fine = sorted(range(1, MOST_INSIDE // total + 1), key=lambda k: (lcm(k * total, others), k))
         equal = (self._equal(times, k, unit) for k in fine)
         whole = (self._whole({g: k * units for g, units in times.items()}, Fraction(unit, k)) for k in (*fine, unit))
-        found: list[Spread] = next(filter(None, chain(equal, whole)), [])
-        named = ((part, self.ids[g], tuple(tuple(self.ids[v] for v in hop) for hop in hops)) for part, g, hops in found)
+        local: list[Spread] = next(filter(None, chain(equal, whole)), [])
+        named = ((part, self.ids[g], tuple(tuple(self.ids[v] for v in hop) for hop in hops)) for part, g, hops in local)
         return sorted(named, key=itemgetter(1))
 
     def _equal(self, times: Mapping[int, int], k: int, unit: int) -> list[Spread]:
         if self.network.terminals == 1:
             return []
         roots = [g for g, units in times.items() for _ in range(units * k)]
-        found = equal_trees.weighed(self.network, roots, k, Fraction(unit))
-        if found is None or found.rate < unit:
+        packing = equal_trees.weighed(self.network, roots, k, Fraction(unit))
+        if packing is None or packing.rate < unit:
             return []
-        return [(part * k / len(roots), g, hops) for g, part, hops in found.trees]
+        return [(part * k / len(roots), g, hops) for g, part, hops in packing.trees]
 
-    def _whole(self, wanted: Mapping[int, int], part: Fraction) -> list[Spread]:
+    def _whole(self, demand: Mapping[int, int], part: Fraction) -> list[Spread]:
         whole = ((u, v, int(c / part)) for u, v, c in self.network.arcs)
         network = FlowNetwork(self.network.n, self.network.terminals, tuple(arc for arc in whole if arc[2]))
-        total = sum(wanted.values())
-        direct = without_transit(network, wanted) if _received(network, wanted) >= total else None
+        total = sum(demand.values())
+        direct = without_transit(network, demand) if _received(network, demand) >= total else None
         if direct is None:
             return []
-        flat = merged(flatten(direct.network.capacity, pack_arborescences(direct.network, wanted)))
+        flat = merged(flatten(direct.network.capacity, pack_arborescences(direct.network, demand)))
         return [(Fraction(units, total), g, hops) for g, units, hops in direct.unfolded(flat)]
 
 
 def _received(network: FlowNetwork, entries: Mapping[int, int]) -> int:
-    """Units that every terminal can receive if so many enter at each."""
+    """Units that every terminal can receive if ``entries`` units enter at each."""
     entering = tuple((network.n, v, units) for v, units in entries.items() if units)
     return broadcast_rate(FlowNetwork(network.n + 1, network.terminals, network.arcs + entering), network.n)[0]

@@ -1,12 +1,13 @@
-"""Blink as the paper has it: TreeGen by multiplicative weights, few trees by an integer program (MLSys 2020, §3).
+"""The paper's Blink algorithm: TreeGen by multiplicative weights, few trees by an integer program (MLSys 2020, §3).
 
-Broadcast and reduce pack arborescences of the directed graph. AllReduce packs undirected trees and uses each
-up and down, all with one root (§3.3). Gather and scatter pack bundles of paths; AllGather is a gather and a
-broadcast through one root, "AllReduce without a reduction function" (§4.1), and ReduceScatter its mirror image.
-The one root costs AllGather up to half of what is possible; ``optimal`` shows by how much.
+Broadcast and reduce pack arborescences of the directed graph. AllReduce packs undirected trees and uses each up and
+down, all with one root (§3.3). Gather and scatter pack bundles of paths. AllGather is a gather and a broadcast through
+one root, "AllReduce without a reduction function" (§4.1), and ReduceScatter is its mirror image. The single root costs
+AllGather up to half of the possible rate; ``optimal`` shows the exact loss.
 
-Where we differ: Eq 2 and 5 have "<", which no full link satisfies; it is "≤" here. Gather is *not* the inverse of
-broadcast (nothing combines on the way, so loads grow toward the root): its columns are paths, not trees.
+Differences from the paper: Eq 2 and 5 have "<", which no full link satisfies; this module uses "≤". Gather is *not* the
+inverse of broadcast, since nothing is reduced on the way and loads grow toward the root. So its columns are paths
+instead of trees.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ def plan(request: Request) -> Forest:
     Raises
     ------
     UnsupportedError
-        For alltoall and sendrecv, which the paper gives no trees for, and for AllReduce on one-way links.
+        For alltoall and sendrecv, for which the paper has no trees, and for AllReduce on one-way links.
     """
     name = request.collective.name
     if name not in DRAFTS:
         raise UnsupportedError(
-            f"blink has no trees for {name}: the paper treats collectives with one root; use --algo optimal"
+            f"blink has no trees for {name}, since the paper has one root per collective; use --algo optimal"
         )
     view = rank_network_of(request.network, request.ranks)
     certificate = certificate_for(request.collective, request.ranks, view.topology)
@@ -55,14 +56,14 @@ def plan(request: Request) -> Forest:
 
 #: The multiplicative weights reach (1−ε) of the optimum; their rounds grow with ε⁻².
 EPSILON = Fraction(1, 20)
-#: What part of the optimal rate may be given up for fewer trees (the paper's 5 %).
+#: The part of the optimal rate that may be lost for fewer trees (the paper's 5 %).
 THRESHOLD = Fraction(1, 20)
 
 
 def tree_gen(request: Request, network: FlowNetwork, oracle: Oracle, optimum: Fraction | None) -> Parts:
-    """TreeGen: many columns by multiplicative weights, then few by the integer program where it gets there.
+    """TreeGen: many columns by multiplicative weights, then few by the integer program if it reaches the threshold.
 
-    ``optimum`` is what these columns can reach at most, where that is known; else the weights' own prices bound it.
+    ``optimum`` is the best rate of such columns; None if it is unknown, then the prices of the weights bound it.
     """
     packing = pack_multiplicative(network.capacity, oracle, EPSILON)
     candidates = [column for column, _ in sorted(packing.columns, key=lambda part: -part[1])]
@@ -73,13 +74,13 @@ def tree_gen(request: Request, network: FlowNetwork, oracle: Oracle, optimum: Fr
     return [(column, weight / total) for column, weight in chosen]
 
 
-#: Up to this many ranks the exact optimum of AllGather through one root is worth its column generation.
+#: The most ranks for which the optimum of AllGather through one root is computed by column generation.
 EXACT_UP_TO = 16
 
 
 @lru_cache(maxsize=64)
 def one_root_optimum(network: FlowNetwork, root: int) -> Fraction:
-    """The rate per rank of an AllGather that goes through ``root``: what ``blink`` can reach at most."""
+    """The optimal rate per rank of an AllGather through ``root``, an upper limit for ``blink``."""
     return pack_columns(network.capacity, [Fraction(1)], relay_oracle(network, root)).rate
 
 
@@ -100,7 +101,7 @@ def _reduce(request: Request, network: FlowNetwork) -> list[Draft]:
 
 
 def _mirrored(draft: Draft) -> Draft:
-    """The draft with time reversed: what went down comes up."""
+    """The draft with time reversed: the down-tree becomes the up-tree."""
     up = None if draft.down is None else turned(draft.down)
     down = None if draft.up is None else turned(draft.up[::-1])
     return Draft(draft.block, draft.weight, draft.root, up, down)
@@ -109,8 +110,8 @@ def _mirrored(draft: Draft) -> Draft:
 def _allreduce(request: Request, network: FlowNetwork) -> list[Draft]:
     if not network.symmetric:
         raise UnsupportedError(
-            "blink uses each tree up and down, so every link needs its reverse with the same "
-            "capacity; use --algo optimal"
+            "blink uses each tree up and down, so every link needs the same capacity in both "
+            "directions; use --algo optimal"
         )
     root = most_central(network)
     optimum = strength(network.n, undirected_widths(network))[0] if network.switchless else None
@@ -170,16 +171,17 @@ DRAFTS: dict[str, Callable[[Request, FlowNetwork], list[Draft]]] = {
 }
 
 
-# Packing by multiplicative weights: Blink's TreeGen (§3.2), with a guarantee that is checked while it runs.
+# Packing by multiplicative weights: Blink's TreeGen (§3.2), with a guarantee that is checked during the iterations.
 #
-# Garg and Könemann (1998) as in the paper's reference: every arc has a length, at first 1/c; the cheapest column
-# is taken until its narrowest arc is full, and the lengths of its arcs grow by (1 + ε·used/c). The lengths are
-# prices, so they bound the optimum; the columns taken so far, scaled to fit, are a packing. We stop when the
-# packing is at least (1 − ε) of the bound, which theory promises after O(m ln m / ε²) iterations and practice
-# gives much sooner. The paper states no ε for its "181 trees"; the number of trees is not bounded, the rate is.
+# The method is that of Garg and Könemann (1998), as in the paper's reference. Every arc has a length, at first 1/c. The
+# cheapest column is selected until its narrowest arc is full, and the lengths of its arcs grow by (1 + ε·used/c). The
+# lengths are prices, so they bound the optimum. The columns selected so far, scaled to fit, are a packing. The
+# iterations end when the packing is at least (1 − ε) of the bound. Theory guarantees this after O(m ln m / ε²)
+# iterations; in practice it is much sooner. The paper states no ε for its "181 trees". The number of trees has no
+# bound, but the rate has.
 @dataclass(frozen=True, slots=True)
 class ApproximatePacking:
-    """Columns with weights that fit exactly; ``rate`` their sum, ``bound`` what the prices prove (a float)."""
+    """Columns with weights that fit exactly; ``rate`` is their sum, ``bound`` the bound proved by prices (a float)."""
 
     rate: Fraction
     bound: float
@@ -188,10 +190,10 @@ class ApproximatePacking:
 
 
 def pack_multiplicative(capacity: Mapping[Arc, int], oracle: Oracle, epsilon: Fraction) -> ApproximatePacking:
-    """A packing of one group of columns of rate at least (1 − ε) of the optimum, 0 < ε < 1 (else UsageError).
+    """A packing of one group of columns with rate at least (1 − ε) of the optimum, 0 < ε < 1 (else UsageError).
 
-    Of the columns that the oracle returns the cheapest is taken. InternalError if the guarantee is not reached within
-    twice the theoretical number of iterations.
+    Each iteration selects the cheapest column of the oracle. It is an InternalError if the guarantee is not reached
+    within twice the theoretical number of iterations.
     """
     if not 0 < epsilon < 1:
         raise UsageError(f"epsilon must lie between 0 and 1, got {epsilon}")
@@ -200,7 +202,7 @@ def pack_multiplicative(capacity: Mapping[Arc, int], oracle: Oracle, epsilon: Fr
     capacity = {arc: c * scale for arc, c in capacity.items()}
     length = {arc: 1.0 / c for arc, c in capacity.items()}
     used = dict.fromkeys(capacity, 0)
-    taken: dict[tuple[tuple[Arc, int], ...], tuple[Column, int]] = {}
+    selected: dict[tuple[tuple[Arc, int], ...], tuple[Column, int]] = {}
     total, bound = 0, float("inf")
     arcs = len(capacity)
     limit = 1000 + int(16 * arcs * log(arcs + 2) / step**2)
@@ -208,8 +210,8 @@ def pack_multiplicative(capacity: Mapping[Arc, int], oracle: Oracle, epsilon: Fr
         column = min(oracle(length), key=lambda candidate: float(candidate.cost(length)))
         bound = min(bound, sum(capacity[arc] * x for arc, x in length.items()) / float(column.cost(length)))
         amount = max(1, min(capacity[arc] // load for arc, load in column.loads))
-        previous = taken.get(column.loads, (column, 0))[1]
-        taken[column.loads] = (column, previous + amount)
+        previous = selected.get(column.loads, (column, 0))[1]
+        selected[column.loads] = (column, previous + amount)
         total += amount
         for arc, load in column.loads:
             used[arc] += amount * load
@@ -218,39 +220,39 @@ def pack_multiplicative(capacity: Mapping[Arc, int], oracle: Oracle, epsilon: Fr
         if total >= (1 - float(epsilon)) * bound * float(crowding):
             crowding = max(Fraction(u, capacity[arc]) for arc, u in used.items())
             if total / crowding >= (1 - float(epsilon)) * bound:
-                columns = tuple((c, Fraction(k, scale) / crowding) for c, k in taken.values())
+                columns = tuple((c, Fraction(k, scale) / crowding) for c, k in selected.values())
                 return ApproximatePacking(total / crowding / scale, bound / scale, columns, iteration)
         _rescale(length)
     raise InternalError(f"multiplicative weights did not reach 1 − {epsilon} in {limit} iterations")
 
 
 def _fine_enough(capacity: Mapping[Arc, int], oracle: Oracle) -> int:
-    """A scale at which a column of many crossings per arc still fits in whole units; 1 for plain trees."""
+    """A scale at which a column that crosses an arc many times still fits in whole units; 1 for plain trees."""
     heaviest = max(load for column in oracle(dict.fromkeys(capacity, 1.0)) for _, load in column.loads)
     return 1 if heaviest <= 2 else 4 * heaviest
 
 
 def _rescale(length: dict[Arc, float]) -> None:
-    """Lengths only matter up to a factor: keep them in the range of floats."""
+    """Keep the lengths in the range of floats; a common factor has no effect."""
     top = max(length.values())
     if top > 1e200:
         for arc in length:
             length[arc] = max(length[arc] / top, 1e-250)
 
 
-# Few trees instead of many: Blink's integer program (§3.2.1, Eq 4–7), relaxed until it is good enough. Of the
-# candidates that multiplicative weights left, choose weights in {0, 1} (a lane each) of the greatest sum; while that
-# is below (1 − threshold) of the optimum, allow halves, thirds, … (the paper: "iteratively relax"). Then, at the
-# granularity found, take as few trees as the threshold allows. The paper's strict "<" in Eq 5 would leave every cut
-# unfilled; it is "≤" here. Its "minimum of 6 trees" for a DGX-1V is the minimum for 0/1 weights: with larger weights 4
-# suffice (see :mod:`blinkccl.trees.packing.shallow`).
+# Few trees instead of many: Blink's integer program (§3.2.1, Eq 4–7), relaxed until it is good enough. The candidates
+# come from the multiplicative weights. They get weights in {0, 1} (a lane each) with the largest sum. While the sum is
+# below (1 − threshold) of the optimum, halves, thirds, … are allowed (the paper: "iteratively relax"). At the resulting
+# granularity, as few trees as the threshold allows are selected. The paper's strict "<" in Eq 5 would leave every cut
+# unfilled, so this module uses "≤". The paper's "minimum of 6 trees" for a DGX-1V is the minimum for 0/1 weights; with
+# larger weights 4 suffice (see :mod:`blinkccl.trees.packing.shallow`).
 #: Granularities tried, as parts of a lane per unit of weight: whole lanes, halves, thirds, …
 FINEST = 24
-#: Integer programs tried before the relaxation is rounded instead.
+#: The most integer programs tried before the relaxation is rounded instead.
 MOST_ATTEMPTS = 3
-#: Rounding down the relaxation, when no integer program gets there.
+#: Denominators for rounding down the relaxation, if no integer program reaches the threshold.
 ROUNDINGS = (24, 60, 120, 240, 960, 5040)
-#: Candidates handed to an integer program: those that the relaxation uses, then the first ones given.
+#: The most candidates of an integer program: those that the relaxation uses, then the first others.
 MOST_CANDIDATES = 100
 
 
@@ -263,41 +265,41 @@ def minimize_trees(
 ) -> list[tuple[Column, Fraction]] | None:
     """Few of ``candidates`` (most promising first) with weights that sum to at least (1 − threshold) · optimum.
 
-    None where even the relaxation does not get there. Integer programs are limited by branchings, not by time.
+    None if even the relaxation does not reach it. Integer programs are limited by branchings, not by time.
     """
-    wanted = (1 - threshold) * optimum
+    required = (1 - threshold) * optimum
     relaxed = _relaxed(candidates, capacity)
-    if sum(relaxed) < float(wanted):
+    if sum(relaxed) < float(required):
         return None
     shortlist = sorted(range(len(candidates)), key=lambda j: (relaxed[j] < 1e-9, j))[:MOST_CANDIDATES]
     short = [candidates[j] for j in sorted(shortlist)]
-    grains = [g for g in range(1, FINEST + 1) if Fraction(int(optimum * g), g) >= wanted]
+    grains = [g for g in range(1, FINEST + 1) if Fraction(int(optimum * g), g) >= required]
     for grain in grains[:MOST_ATTEMPTS]:
-        units = _few(short, capacity, grain, ceil(wanted * grain), node_limit)
+        units = _few(short, capacity, grain, ceil(required * grain), node_limit)
         if units is not None:
             return [(c, Fraction(k, grain)) for c, k in zip(short, units, strict=True) if k]
     for grain in ROUNDINGS:
         units = [int(x * grain + 1e-7) for x in relaxed]
-        if Fraction(sum(units), grain) >= wanted and fits(zip(candidates, units, strict=True), capacity, grain):
+        if Fraction(sum(units), grain) >= required and fits(zip(candidates, units, strict=True), capacity, grain):
             return [(c, Fraction(k, grain)) for c, k in zip(candidates, units, strict=True) if k]
     return None
 
 
 def _few(
-    candidates: Sequence[Column], capacity: Mapping[Arc, int], grain: int, wanted: int, node_limit: int
+    candidates: Sequence[Column], capacity: Mapping[Arc, int], grain: int, required: int, node_limit: int
 ) -> list[int] | None:
-    """The most units in total; then, where units may pile up on a tree, fewer trees for at least ``wanted``."""
+    """The most units in total or, if a tree may have several units, fewer trees with at least ``required`` units."""
     most = _solve(candidates, capacity, grain, None, node_limit)
-    if most is None or sum(most) < wanted:
+    if most is None or sum(most) < required:
         return None
     if grain == 1:
         return most
-    fewer = _solve(candidates, capacity, grain, wanted, node_limit)
+    fewer = _solve(candidates, capacity, grain, required, node_limit)
     return fewer if fewer is not None and sum(map(bool, fewer)) < sum(map(bool, most)) else most
 
 
 def _relaxed(candidates: Sequence[Column], capacity: Mapping[Arc, int]) -> list[float]:
-    """Weights that may be any fraction: the end of the paper's relaxation."""
+    """Weights without granularity, the limit of the paper's relaxation."""
     row = {arc: i for i, arc in enumerate(sorted(capacity))}
     columns: list[Entries] = [{row[arc]: load for arc, load in c.loads} for c in candidates]
     return solve(Model(columns, [None] * len(row), [capacity[arc] for arc in row], [-1.0] * len(columns))) or []

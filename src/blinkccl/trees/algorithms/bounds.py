@@ -1,9 +1,14 @@
-"""The best rate any algorithm can have on given links, with the proof: one certificate per collective.
+"""Upper bounds on the rate of any algorithm on given links, with a proof: one certificate per collective.
 
-Rates are S per unit of time. Broadcast and reduce: a minimum cut. AllGather, ReduceScatter, gather, scatter:
-a bottleneck ratio. Alltoall: prices. AllReduce: a partition on symmetric links without transit, else prices.
-With transit that cannot multicast the tree problems may have a tighter bound by prices than by any cut;
-``optimal`` computes that one when the cut is not attained.
+Rates are S per unit of time. The certificates are:
+
+- broadcast and reduce: a minimum cut;
+- AllGather, ReduceScatter, gather, scatter: a bottleneck ratio;
+- alltoall: prices;
+- AllReduce: a partition on symmetric links without transit, else prices.
+
+If transit vertices cannot multicast, prices may give trees a tighter bound than any cut. ``optimal`` computes such a
+bound if the cut is not attained.
 """
 
 from __future__ import annotations
@@ -34,8 +39,8 @@ from blinkccl.trees.packing.undirected import strength, undirected_widths
 def certificate_for(collective: Collective, ranks: tuple[int, ...], topology: Topology) -> Certificate:
     """A proof of an upper bound on the rate of ``collective`` among ``ranks`` on ``topology``.
 
-    Attained by ``optimal`` on every switchless topology, and with transit for all collectives but broadcast,
-    reduce, AllGather and ReduceScatter, where the bound is the cut's. PackingError if the ranks are not connected.
+    ``optimal`` attains it on every switchless topology. With transit it does so for all collectives except broadcast,
+    reduce, AllGather and ReduceScatter, where the bound is that of a cut. PackingError if the ranks are not connected.
     """
     view = rank_network_of(topology, ranks)
     if collective.name == "alltoall":
@@ -47,7 +52,7 @@ def certificate_for(collective: Collective, ranks: tuple[int, ...], topology: To
 
 
 def _side(collective: Collective, network: FlowNetwork) -> tuple[int, ...]:
-    """The side of the cut that limits ``collective``; reduce, reduce_scatter and scatter mirror three others."""
+    """One side of the cut that limits ``collective``; reduce, reduce_scatter and scatter mirror other collectives."""
     name, root = collective.name, collective.root
     if name == "sendrecv":
         assert collective.src is not None
@@ -63,9 +68,9 @@ def _side(collective: Collective, network: FlowNetwork) -> tuple[int, ...]:
 
 
 def cut_certificate(collective: Collective, view: RankNetwork, side: tuple[int, ...]) -> Cut:
-    """The cut with this side (network vertices): its capacity, and how much of S must cross it.
+    """The cut with this side (network vertices): its capacity, and the part of S that must cross it.
 
-    Demand by the universal rule: an item crosses if somebody inside contributes and somebody outside needs it.
+    An item must cross if a rank inside contributes to it and a rank outside needs it.
     """
     real = view.side(side)
     inside = frozenset(v for v in side if v < view.network.terminals)
@@ -89,7 +94,7 @@ def rest(network: FlowNetwork, side: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def price_certificate(view: RankNetwork, prices: Mapping[Arc, Fraction | int], bound: Fraction) -> Dual:
-    """Prices in network arcs that prove ``bound``, as a certificate on real links."""
+    """A certificate on real links from prices of network arcs that prove ``bound``."""
     real = view.prices(prices)
     value = sum((view.topology.link[arc].capacity * price for arc, price in real.items()), Fraction(0))
     return Dual(tuple((u, v, price) for (u, v), price in sorted(real.items())), value, value / bound)
@@ -104,10 +109,10 @@ def _allreduce(view: RankNetwork) -> Certificate:
 
 
 def _price_proof(network: FlowNetwork) -> PriceProof:
-    """As :mod:`~blinkccl.trees.algorithms.optimal` proves an AllReduce through switches or one-way links."""
-    found = halves_proof(network)
-    if found is not None:
-        return found
+    """The proof of :mod:`~blinkccl.trees.algorithms.optimal` for an AllReduce through switches or one-way links."""
+    halves = halves_proof(network)
+    if halves is not None:
+        return halves
     oriented = orientation(network) if network.terminals <= SOLVED else None
     if oriented is not None:
         return PriceProof(oriented.prices, oriented.rate)
@@ -123,9 +128,9 @@ def _price_proof(network: FlowNetwork) -> PriceProof:
 
 @lru_cache(maxsize=256)
 def tight_partition(network: FlowNetwork) -> tuple[tuple[int, ...], ...]:
-    """A partition that limits AllReduce among ranks that symmetric links join directly.
+    """A partition that limits AllReduce among ranks joined directly by symmetric links.
 
-    Where all ranks are alike and half of an AllGather fills all links, it is that into single ranks: no search.
+    If :func:`singles_are_tight`, it is the partition into single ranks, without a search.
     """
     if singles_are_tight(network):
         return tuple((v,) for v in range(network.n))
@@ -133,7 +138,7 @@ def tight_partition(network: FlowNetwork) -> tuple[tuple[int, ...], ...]:
 
 
 def singles_are_tight(network: FlowNetwork) -> bool:
-    """Whether some move takes every rank to every other, and an AllGather's trees, used up and down, fill all links."""
+    """True if all ranks are equivalent by symmetry, and an AllGather's trees, used up and down, fill all links."""
     if len(symmetry_of(network).roots) > 1 or network.n < 2:
         return False
     return half_of_allgather(network) == Fraction(sum(c for _, _, c in network.arcs), 2 * (network.n - 1))
@@ -142,8 +147,8 @@ def singles_are_tight(network: FlowNetwork) -> bool:
 def partition_certificate(view: RankNetwork, blocks: tuple[tuple[int, ...], ...]) -> Certificate:
     """The partition (of network vertices) as a certificate.
 
-    Where contracted chains are narrower one way at another link than the other way, a partition of real
-    vertices would prove less; then the same proof is written as prices: 1 on every arc between blocks.
+    A contracted chain may have its narrowest link at different places in the two directions. Then a partition of real
+    vertices would prove less, so the same proof is written as prices: 1 on every arc between blocks.
     """
     home = {v: i for i, block in enumerate(blocks) for v in block}
     crossing = {(u, v): Fraction(1) for u, v, _ in view.network.arcs if home[u] != home[v]}
@@ -158,11 +163,11 @@ def partition_certificate(view: RankNetwork, blocks: tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=256)
 def reverse_of(network: FlowNetwork) -> FlowNetwork:
-    """The reversed network, or the network itself where it is symmetric: then both directions share results."""
+    """The reversed network, or the same object if it is symmetric, so that both directions share cached results."""
     return network if network.symmetric else network.reversed()
 
 
-#: Remembered, as plans and proofs ask for the same.
+#: Cached, since plans and proofs need the same results.
 allgather_bottleneck = lru_cache(maxsize=256)(allgather_rate)
 broadcast_cut = lru_cache(maxsize=256)(broadcast_rate)
 all_pairs_flow = lru_cache(maxsize=64)(all_to_all)
@@ -174,9 +179,9 @@ def reduce_broadcast_packing(network: FlowNetwork) -> ExactPacking:
     return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
 
 
-#: Up to so many terminals the weights of a linear program are short enough.
+#: The most terminals for which the denominators of a linear program are small enough.
 WHOLE_RATE = 8
-#: Up to this many ranks column generation over all trees of all roots takes seconds at most.
+#: The most ranks for which column generation over all trees of all roots takes seconds at most.
 SEARCHED = 16
 
 
@@ -185,18 +190,18 @@ def phases(network: FlowNetwork) -> Phases | None:
     """The optimum of AllReduce over one-way links without switches (:mod:`~blinkccl.trees.packing.phases`), or None."""
     if network.symmetric or not network.switchless:
         return None
-    found = Phases(network)
-    return found if found.tight else None
+    optimum = Phases(network)
+    return optimum if optimum.tight else None
 
 
 @lru_cache(maxsize=64)
 def orientation(network: FlowNetwork) -> Orientation | None:
-    """The optimum of AllReduce through switches by :mod:`~blinkccl.trees.packing.orientation`; None among few ranks."""
+    """The optimum of AllReduce through switches by :mod:`~blinkccl.trees.packing.orientation`; None for few ranks."""
     return orientation_of(network) if network.symmetric and network.terminals > WHOLE_RATE else None
 
 
 def pairs_of_trees(network: FlowNetwork) -> ExactPacking:
-    """The exact optimum of AllReduce, among many ranks by trees used up and down where that is exact."""
+    """The exact optimum of AllReduce; for many ranks by trees used up and down, if links are symmetric."""
     if network.symmetric and network.terminals > SEARCHED:
         return undirected_hops_packing(network)
     return reduce_broadcast_packing(network)
@@ -204,20 +209,20 @@ def pairs_of_trees(network: FlowNetwork) -> ExactPacking:
 
 @lru_cache(maxsize=64)
 def undirected_hops_packing(network: FlowNetwork) -> ExactPacking:
-    """The same optimum where links are symmetric, by trees used up and down.
+    """The optimum of :func:`reduce_broadcast_packing` on symmetric links, by trees used up and down.
 
-    Turning every arc round turns pairs of trees into pairs of trees, so some optimal prices are the same both ways;
-    then an in-tree and an out-tree of any root cost what a least spanning tree costs, twice.
+    Reversing all arcs maps pairs of trees to pairs of trees, so some optimal prices are equal in both directions. With
+    these, an in-tree and an out-tree of any root cost twice as much as a minimum spanning tree.
     """
-    found = pack_columns(network.capacity, [Fraction(1)], undirected_oracle(network))
-    half = {arc: price / 2 for arc, price in found.prices.items()}
+    packing = pack_columns(network.capacity, [Fraction(1)], undirected_oracle(network))
+    half = {arc: price / 2 for arc, price in packing.prices.items()}
     prices = {(u, v): half.get((u, v), Fraction(0)) + half.get((v, u), Fraction(0)) for u, v in network.capacity}
-    return replace(found, prices={arc: price for arc, price in prices.items() if price})
+    return replace(packing, prices={arc: price for arc, price in prices.items() if price})
 
 
 @dataclass(frozen=True)
 class PriceProof:
-    """Prices in network arcs, and the bound that they prove."""
+    """Prices of network arcs, and the bound that they prove."""
 
     prices: Mapping[Arc, Fraction | int]
     bound: Fraction
@@ -230,9 +235,9 @@ def half_of_allgather(network: FlowNetwork) -> Fraction:
 
 @lru_cache(maxsize=64)
 def halves_proof(network: FlowNetwork) -> PriceProof | None:
-    """A proof by an AllGather's tight cuts that no AllReduce is faster than half of it; None where there is none.
+    """A proof that no AllReduce is faster than :func:`half_of_allgather`, by an AllGather's tight cuts; else None.
 
-    On clusters of equal servers they do, in a fraction of the time that column generation takes.
+    It succeeds on clusters of equal servers, in a fraction of the time of column generation.
     """
     if not network.symmetric:
         return None
@@ -243,12 +248,12 @@ def halves_proof(network: FlowNetwork) -> PriceProof | None:
     return PriceProof(prices, goal)
 
 
-#: Among more ranks columns of all trees are not waited for, however far from the optimum equal trees stay.
+#: Above this number of ranks equal trees are used at any distance from the optimum, since columns take too long.
 SOLVED = 64
 
 
 def most_equal(network: FlowNetwork) -> int:
-    """Trees of equal weight that share a whole AllReduce, at most."""
+    """The largest number of trees of equal weight for an AllReduce."""
     return 64 if network.terminals <= SOLVED else 256
 
 
@@ -256,17 +261,17 @@ def most_equal(network: FlowNetwork) -> int:
 def near_optimum(network: FlowNetwork) -> tuple[PriceProof, EqualTrees] | None:
     """A bound on AllReduce by its narrow links, and equal trees within a hundredth of it; else None.
 
-    Prices are 1 on links up to some capacity, as those between servers are: a look at a few spanning trees; columns
-    take minutes from a hundred ranks on.
+    Prices are 1 on links up to some capacity, which include links between servers. The bound then needs a few spanning
+    trees, while columns take minutes from a hundred ranks on.
     """
     if not network.symmetric or network.terminals <= SEARCHED:
         return None
     proof = _narrow_proof(network)
     clock.bounded(proof.bound)
-    found = equal_trees.up_and_down(network, proof.bound, most_equal(network), proof.prices)
-    if not (found.near(proof.bound) or network.terminals > SOLVED):
+    trees = equal_trees.up_and_down(network, proof.bound, most_equal(network), proof.prices)
+    if not (trees.near(proof.bound) or network.terminals > SOLVED):
         return None
-    return proof, found
+    return proof, trees
 
 
 def _narrow_proof(network: FlowNetwork) -> PriceProof:
@@ -282,10 +287,10 @@ def _narrow_proof(network: FlowNetwork) -> PriceProof:
 
 
 def _tight_prices(network: FlowNetwork) -> dict[Arc, int]:
-    """How many terminals' tight AllGather cuts each arc crosses, both ways round.
+    """The number of terminals whose tight AllGather cut crosses each arc, in either direction.
 
-    A cut that is full when all others send to terminal t leaves a set around t; its arcs, in both directions, are what
-    an AllReduce must cross too. Whether their sum over t proves anything is for the caller to check.
+    A cut that is full when all others send to terminal t leaves a set around t. An AllReduce must cross its arcs too,
+    in both directions. The caller checks the bound that their sum over t proves.
     """
     rate = allgather_bottleneck(network)[0]
     graph = FlowGraph.of(network.scaled(rate.denominator), extra=1)

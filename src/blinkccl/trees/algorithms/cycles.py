@@ -1,6 +1,6 @@
-"""Link-disjoint directed Hamiltonian cycles, as many as the links hold: what every ring is made of.
+"""Link-disjoint directed Hamiltonian cycles for rings, as many as the links hold.
 
-Branch and bound for up to :data:`EXACT_VERTICES` GPUs, which proves the maximum; greedy beyond.
+The search is branch and bound for up to :data:`EXACT_VERTICES` GPUs, which proves the maximum, and greedy above.
 """
 
 from __future__ import annotations
@@ -11,67 +11,68 @@ from collections.abc import Mapping, Sequence
 Arc = tuple[int, int]
 Cycle = tuple[int, ...]
 
-#: Up to this many vertices the maximum is searched for; more are packed greedily.
+#: The most vertices for which the maximum is computed; more are packed greedily.
 EXACT_VERTICES = 8
-#: States after which one number of cycles counts as refuted. The allocations of a DGX-1 need at most 100.
+#: The number of states after which a number of cycles counts as refuted. Allocations of a DGX-1 need at most 100.
 REFUTE_LIMIT = 2_000
-#: Lanes of an arc that are packed one by one, and bundles where there are more: a cycle is a step down in the search.
+#: The most lanes of an arc that are packed one by one, and the number of bundles if it has more. Each cycle is one
+#: level of recursion in the search.
 MOST_LANES, _BUNDLES = 256, 32
-#: States after which the search for one path gives up; 16 vertices have at most 2^16 · 16.
+#: The number of states after which the search for one path gives up; 16 vertices have at most 2^16 · 16.
 STATE_LIMIT = 200_000
 
 
 def max_disjoint_cycles(capacity: Mapping[Arc, int], vertices: Sequence[int]) -> tuple[tuple[Cycle, int], ...]:
-    """Hamiltonian cycles and how often each is taken, with at most ``capacity`` of them on any arc.
+    """Hamiltonian cycles with their multiplicity, with at most ``capacity`` of them on any arc.
 
     Cycles start at the first vertex and are distinct, in ascending order. Their number is the maximum for up to
-    :data:`EXACT_VERTICES` vertices, but for irregular dense graphs whose refutation passes :data:`REFUTE_LIMIT`, and
-    where an arc has more than :data:`MOST_LANES`: there cycles are taken by bundles of lanes, of large ones first.
+    :data:`EXACT_VERTICES` vertices, with two exceptions: irregular dense graphs whose refutation passes
+    :data:`REFUTE_LIMIT`, and arcs with more than :data:`MOST_LANES`, where cycles use bundles of lanes, largest first.
     Cost: all cycles once (at most (n−1)!), then a branch and bound; every allocation of a DGX-1 takes about 1 ms.
     """
     most = max(capacity.values(), default=0)
     if most <= MOST_LANES:
         return tuple(sorted(Counter(_packed(capacity, vertices)).items()))
-    left, found = dict(capacity), Counter[Cycle]()
+    free, cycles = dict(capacity), Counter[Cycle]()
     bundle = -(-most // _BUNDLES)
     while bundle:
-        bundles = {arc: min(lanes // bundle, _BUNDLES) for arc, lanes in left.items() if lanes >= bundle}
+        bundles = {arc: min(lanes // bundle, _BUNDLES) for arc, lanes in free.items() if lanes >= bundle}
         for cycle in _packed(bundles, vertices):
-            found[cycle] += bundle
+            cycles[cycle] += bundle
             for arc in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
-                left[arc] -= bundle
+                free[arc] -= bundle
         bundle //= 2
-    return tuple(sorted(found.items()))
+    return tuple(sorted(cycles.items()))
 
 
 def _packed(capacity: Mapping[Arc, int], vertices: Sequence[int]) -> list[Cycle]:
-    """Cycles lane by lane."""
+    """Cycles of one lane each."""
     exact = len(vertices) <= EXACT_VERTICES
     return _Packing(capacity, vertices).best() if exact else _greedy(dict(capacity), vertices)
 
 
 def all_cycles(arcs: Mapping[Arc, int], vertices: Sequence[int]) -> list[Cycle]:
-    """Every directed Hamiltonian cycle over ``vertices``, starting at the first of them."""
+    """Every directed Hamiltonian cycle over ``vertices``, from the first of them."""
     start = vertices[0]
     following = {u: [v for v in vertices if (u, v) in arcs] for u in vertices}
-    found: list[Cycle] = []
+    cycles: list[Cycle] = []
 
-    def extend(path: Cycle, left: frozenset[int]) -> None:
-        if not left and (path[-1], start) in arcs:
-            found.append(path)
+    def extend(path: Cycle, unvisited: frozenset[int]) -> None:
+        if not unvisited and (path[-1], start) in arcs:
+            cycles.append(path)
         for v in following[path[-1]]:
-            if v in left:
-                extend((*path, v), left - {v})
+            if v in unvisited:
+                extend((*path, v), unvisited - {v})
 
     extend((start,), frozenset(vertices[1:]))
-    return found
+    return cycles
 
 
 class _Packing:
     """Branch and bound for the most cycles whose arcs fit into ``capacity``.
 
-    A vertex all of whose remaining lanes are needed forces the choice, so the search takes the one with the least slack
-    and either covers one of its arcs by each cycle in turn, or gives one lane of it up.
+    A vertex that needs all its remaining lanes forces the choice. So the search branches on the vertex with the least
+    slack: it covers one of its arcs by each cycle in turn, or leaves one lane of that arc unused.
     """
 
     def __init__(self, capacity: Mapping[Arc, int], vertices: Sequence[int]) -> None:
@@ -82,15 +83,15 @@ class _Packing:
         for index, arcs in enumerate(self.arcs):
             for arc in arcs:
                 self.through.setdefault(arc, []).append(index)
-        # Lanes that no cycle can use would only hide how tight a vertex is.
+        # Lanes that no cycle can use are dropped, as they would only hide that a vertex is tight.
         self.free = {arc: lanes for arc, lanes in sorted(capacity.items()) if arc in self.through}
         self.refuted: set[tuple[int, tuple[int, ...]]] = set()
 
     def best(self) -> list[Cycle]:
         most = min(self._lanes(v, end) for v in self.vertices for end in (0, 1)) if self.cycles else 0
-        for wanted in range(most, 0, -1):
+        for count in range(most, 0, -1):
             self.refuted.clear()
-            chosen = self._choose(wanted)
+            chosen = self._choose(count)
             if chosen is not None:
                 return [self.cycles[index] for index in chosen]
         return []
@@ -98,32 +99,32 @@ class _Packing:
     def _lanes(self, vertex: int, end: int) -> int:
         return sum(lanes for arc, lanes in self.free.items() if arc[end] == vertex)
 
-    def _choose(self, wanted: int) -> list[int] | None:
-        """Indexes of ``wanted`` cycles that fit, or None if there are none such."""
-        if wanted == 0:
+    def _choose(self, count: int) -> list[int] | None:
+        """Indexes of ``count`` cycles that fit, or None if none do."""
+        if count == 0:
             return []
-        state = (wanted, tuple(self.free.values()))
+        state = (count, tuple(self.free.values()))
         if state in self.refuted or len(self.refuted) > REFUTE_LIMIT:
             return None
         lanes, vertex, end = min((self._lanes(v, end), v, end) for v in self.vertices for end in (0, 1))
-        if lanes >= wanted:
-            pivot = next(arc for arc, left in self.free.items() if left and arc[end] == vertex)
-            chosen = self._cover(pivot, wanted)
-            if chosen is None and lanes > wanted:
+        if lanes >= count:
+            pivot = next(arc for arc, unused in self.free.items() if unused and arc[end] == vertex)
+            chosen = self._cover(pivot, count)
+            if chosen is None and lanes > count:
                 self.free[pivot] -= 1
-                chosen = self._choose(wanted)
+                chosen = self._choose(count)
                 self.free[pivot] += 1
             if chosen is not None:
                 return chosen
         self.refuted.add(state)
         return None
 
-    def _cover(self, pivot: Arc, wanted: int) -> list[int] | None:
+    def _cover(self, pivot: Arc, count: int) -> list[int] | None:
         for index in self.through[pivot]:
             if all(self.free[arc] for arc in self.arcs[index]):
                 for arc in self.arcs[index]:
                     self.free[arc] -= 1
-                rest = self._choose(wanted - 1)
+                rest = self._choose(count - 1)
                 for arc in self.arcs[index]:
                     self.free[arc] += 1
                 if rest is not None:
@@ -132,7 +133,7 @@ class _Packing:
 
 
 def _greedy(free: dict[Arc, int], vertices: Sequence[int]) -> list[Cycle]:
-    """One cycle after the other, each along the arcs with the most lanes left."""
+    """Cycles packed one after the other, each along the arcs with the most free lanes."""
     chosen: list[Cycle] = []
     while True:
         cycle = hamiltonian_path(free, vertices, vertices[0], closed=True)
@@ -148,10 +149,11 @@ def _greedy(free: dict[Arc, int], vertices: Sequence[int]) -> list[Cycle]:
 def hamiltonian_path(
     arcs: Mapping[Arc, int], vertices: Sequence[int], start: int | None = None, *, closed: bool = False
 ) -> Cycle | None:
-    """The first path over all ``vertices`` along ``arcs``, or None; ``closed``: an arc must lead back to its beginning.
+    """The first path over all ``vertices`` along ``arcs``, or None; if ``closed``, an arc must lead back to its start.
 
-    Wider arcs come first, then earlier ``vertices``; ``start`` None: every vertex in turn. States (vertex, vertices
-    left) that led nowhere are remembered; after :data:`STATE_LIMIT` the answer is None although there may be a path.
+    Wider arcs are tried first, then earlier ``vertices``. With ``start`` None, every vertex is tried as the start. Dead
+    states (vertex, unvisited vertices) are stored; after :data:`STATE_LIMIT` of them it returns None, although a path
+    may exist.
     """
     place = {v: i for i, v in enumerate(vertices)}
     following: dict[int, list[int]] = {v: [] for v in vertices}
@@ -168,23 +170,23 @@ def hamiltonian_path(
 
 
 def _path_from(first: int, following: Mapping[int, Sequence[int]], others: Sequence[int], closed: bool) -> Cycle | None:
-    """Depth-first with an explicit stack, as clusters are deeper than the interpreter's recursion."""
+    """Depth-first search with an explicit stack, since clusters exceed the interpreter's recursion limit."""
     bit = {first: 0, **{v: 1 << i for i, v in enumerate(others)}}
-    left = sum(bit.values())
+    unvisited = sum(bit.values())
     dead: set[tuple[int, int]] = set()
     path, ahead = [first], [iter(following[first])]
     while path:
-        if not left and (not closed or first in following[path[-1]]):
+        if not unvisited and (not closed or first in following[path[-1]]):
             return tuple(path)
-        onward = next((v for v in ahead[-1] if left & bit[v] and (v, left ^ bit[v]) not in dead), None)
+        onward = next((v for v in ahead[-1] if unvisited & bit[v] and (v, unvisited ^ bit[v]) not in dead), None)
         if onward is not None:
-            left ^= bit[onward]
+            unvisited ^= bit[onward]
             path.append(onward)
             ahead.append(iter(following[onward]))
             continue
-        dead.add((path[-1], left))
+        dead.add((path[-1], unvisited))
         if len(dead) > STATE_LIMIT:
             return None
-        left |= bit[path.pop()]
+        unvisited |= bit[path.pop()]
         ahead.pop()
     return None

@@ -1,8 +1,8 @@
 """Double binary trees: two complementary binary trees, half of the data each.
 
-Sanders, Speck and Träff (2009) pair two binary trees so that an inner rank of one is a leaf of the other:
-then every rank sends and receives about as much as in a ring, in a logarithmic number of steps. NCCL builds
-them from the bits of the rank number (2.4 and later; between servers only: inside one it is always a chain).
+Sanders, Speck and Träff (2009) pair two binary trees so that an inner rank of one is a leaf of the other. Every rank
+then sends and receives about as much as in a ring, in a logarithmic number of steps. NCCL (2.4 and later) builds them
+from the bits of the rank number, but only between servers; inside a server it always uses a chain.
 
 The shapes are in :mod:`blinkccl.trees.packing.two_trees`.
 """
@@ -33,23 +33,22 @@ Parents = dict[int, int]
 
 
 def plan(request: Request) -> Forest:
-    """Two shares of 1/2, one per tree; AllReduce goes up and down each tree, Broadcast and Reduce one way.
+    """Two shares of 1/2, one per tree; AllReduce uses each tree up and down, Broadcast and Reduce in one direction.
 
-    On one server the trees span the ranks in their order. On several, they span the servers, and each server
-    is a chain behind one of its ranks, as in NCCL; the chain of the second tree begins at its other end.
+    On one server the trees span the ranks in their order. On several servers they span the servers, and each server is
+    a chain that begins at one of its ranks, as in NCCL. The chain of the second tree begins at the other end.
 
     Raises
     ------
     UnsupportedError
-        If the collective is none of these three, or a tree needs a hop between two ranks that no link or
-        switch joins (the pair is named).
+        For other collectives, and if a tree needs a hop between two ranks without a link or switch. The message names
+        these ranks.
 
     Notes
     -----
     Cost: depth ⌊log₂(n−1)⌋ + 1 for n ranks, AllReduce twice that many steps; no rank sends more than 2·S.
-    Where we differ: NCCL has trees for AllReduce only. For Broadcast and Reduce both trees must hang on the
-    root, so there it is the pair of Sanders, Speck and Träff: the root over two complementary trees of the
-    n−1 others.
+    Difference from NCCL, which has trees for AllReduce only: in Broadcast and Reduce both trees need the same root. So
+    they are the pair of Sanders, Speck and Träff: the root above two complementary trees of the n−1 others.
     """
     require_collective(
         request,
@@ -91,12 +90,12 @@ def _both_trees(network: Topology, paths: Paths, ranks: Sequence[int], root: int
 
 
 def _chain(network: Topology, paths: Paths, members: Sequence[int], start: int | None) -> tuple[int, ...]:
-    """The ranks of one server behind each other; over any links where none inside it line them up."""
+    """The ranks of one server as a chain; over any links if the links inside the server form none."""
     return line_up(network, paths, members, start) or cyclic(members, members[0] if start is None else start)
 
 
 def _over_servers(tree: dict[int, int], chains: Sequence[tuple[int, ...]]) -> Parents:
-    """A tree of servers, joined by the first rank of each chain."""
+    """A tree over servers, joined at the first rank of each chain."""
     parents = {chains[child][0]: chains[parent][0] for child, parent in tree.items()}
     for chain in chains:
         parents.update(zip(chain[1:], chain, strict=False))
@@ -104,7 +103,7 @@ def _over_servers(tree: dict[int, int], chains: Sequence[tuple[int, ...]]) -> Pa
 
 
 def _tree(network: Topology, paths: Paths, parents: Parents) -> Tree:
-    """The down-tree, breadth first from its root; children in ascending order of their place in the tree."""
+    """The down-tree, breadth first from its root, with children in ascending order of their place in the tree."""
     children: dict[int, list[int]] = {}
     for child, parent in parents.items():
         children.setdefault(parent, []).append(child)
@@ -114,8 +113,8 @@ def _tree(network: Topology, paths: Paths, parents: Parents) -> Tree:
         for child in children.get(vertex, ()):
             if (vertex, child) not in paths or (child, vertex) not in paths:
                 raise UnsupportedError(
-                    f"double_binary_tree needs a hop between {vertex} and {child}, but no link or switch of "
-                    f"{network.name} joins them; use --links pcie, where every pair is one hop apart, or --algo optimal"
+                    f"double_binary_tree needs a hop between GPUs {vertex} and {child}, but no link or switch of "
+                    f"{network.name} joins them; use --links pcie, which joins all pairs, or --algo optimal"
                 )
             edges.append(paths[vertex, child])
             queue.append(child)

@@ -1,4 +1,4 @@
-"""From packed trees and paths to a Forest: shares numbered, directions set, rate and proof attached."""
+"""Construction of a Forest from packed trees and paths: numbers of shares, directions, rate and proof."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blinkccl.trees.packing.network import Hops, OutTree, turned
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A share before slices are numbered: ``block`` in positions, hops in network vertices, data-flow direction."""
+    """A share without a slice number: ``block`` in positions, hops in network vertices in the data's direction."""
 
     block: Block
     weight: Fraction
@@ -29,7 +29,7 @@ class Draft:
 def forest_of(
     request: Request, view: RankNetwork, algorithm: str, drafts: Iterable[Draft], certificate: Certificate
 ) -> Forest:
-    """The forest of these shares, one slice each, on the links of ``view``; the rate is what the loads allow."""
+    """The forest of these shares, one slice each, on the links of ``view``, at the highest rate for their loads."""
     shares = tuple(_share(view, request.ranks, number, draft) for number, draft in enumerate(drafts))
     rate = attained_rate(view.topology, shares)
     if rate > certificate.bound:
@@ -45,9 +45,9 @@ def _share(view: RankNetwork, ranks: tuple[int, ...], number: int, draft: Draft)
 
 
 def tree_drafts(request: Request, trees: Iterable[OutTree]) -> list[Draft]:
-    """A share per tree: of all the data where the collective has a root or is an AllReduce, else of the root's block.
+    """One share per tree: of all data if the collective has a root or is an AllReduce, else of the root's block.
 
-    Trees lead up, down, or up and down again, as the collective does; in-trees are given turned round.
+    Trees are used up, down, or both, as the collective requires. ``trees`` are out-trees, also for a reduction.
     """
     collective = request.collective
     whole = collective.root is not None or collective.name == "allreduce"
@@ -64,5 +64,5 @@ def tree_drafts(request: Request, trees: Iterable[OutTree]) -> list[Draft]:
 
 
 def normalised(trees: Iterable[Arborescence], total: int) -> list[OutTree]:
-    """Arborescences with their parts of ``total``."""
+    """Arborescences with their multiplicities as parts of ``total``."""
     return [(tree.root, Fraction(tree.multiplicity, total), tree.arcs) for tree in trees]

@@ -1,11 +1,11 @@
-"""The channels of an NCCL graph file as a forest: what NCCL chose, to be checked and timed like any plan.
+"""The channels of an NCCL graph file as a forest, which can be checked and timed like any plan.
 
-A ring is what :mod:`blinkccl.trees.algorithms.ring` makes of one; a chain of NCCL's tree goes up to its first GPU, and
-down again. Channels are equal, as in NCCL. The rate is what the links hold, not what NCCL wrote.
+Rings become shares as in :mod:`blinkccl.trees.algorithms.ring`. A chain of NCCL's tree leads up to its first GPU, and
+down again. Channels are equal, as in NCCL. The rate is computed from the links, not read from the file.
 
-Where NVLink does not join two neighbours, NCCL goes through the memory of another GPU of the job (NVB). No hop of a
-plan leads through a rank; so that memory is a vertex of its own here, a part of the GPU, and has of the GPU's links
-what channels through it take beside those that end there.
+If NVLink does not join two neighbours, NCCL uses the memory of another GPU of the job (NVB). No hop of a plan leads
+through a rank. So the forest has a separate vertex for that memory, as a part of the GPU. This vertex and the GPU share
+the GPU's links in proportion to their channels.
 """
 
 from __future__ import annotations
@@ -38,24 +38,26 @@ Arc = tuple[int, int]
 
 
 def forest_of(graphs: Iterable[ChannelGraph], machine: Topology, collective: str = "allreduce") -> Forest:
-    """The rings of a graph file, or its chains where it has none, on the links of ``machine``.
+    """The rings of a graph file, or its chains if it has no rings, on the links of ``machine``.
 
-    Ranks are its GPUs by index; a root is the first. UsageError where the machine lacks a GPU, UnsupportedError where
-    the file has neither rings nor chains, is of one of several servers, or a channel takes a path that no plan can.
+    Ranks are its GPUs by index; a root is the first. UsageError if the machine lacks a GPU. UnsupportedError if the
+    file has neither rings nor chains or covers one of several servers, or if a channel has a path that no plan can use.
     """
     by_id = {graph.id: graph for graph in graphs if graph.orders}
     graph = by_id.get(RING, by_id.get(TREE))
     if graph is None:
-        raise UnsupportedError("the graph file has neither rings (id 0) nor trees (id 1)")
+        raise UnsupportedError("the graph file has neither rings (id 0) nor trees (id 1); give one with either")
     if graph.across:
-        raise UnsupportedError("the graph file is of one of several servers, and says nothing of the others")
+        raise UnsupportedError(
+            "the graph file describes one of several servers, but not the others; give that of a job on one server"
+        )
     vertex = _vertices(graph, machine)
     ranks = tuple(vertex.values())
     if collective not in COLLECTIVES:
         raise UsageError(f"{collective!r} is not one of {', '.join(COLLECTIVES)}")
     root = 0 if "root" in COLLECTIVES[collective].parameters else None
     if graph.id == TREE and collective != "allreduce":
-        raise UnsupportedError(f"NCCL has trees for allreduce, not for {collective}")
+        raise UnsupportedError(f"NCCL has trees for allreduce, not for {collective}; give a graph file with rings")
     request = Request(machine, Collective(collective, len(ranks), root), ranks)
     require_collective(request, "ring", SERVED, "a graph file holds nothing else")
     orders = Counter(_turned(tuple(vertex[dev] for dev in order), graph.id == RING) for order in graph.orders)
@@ -78,25 +80,27 @@ def forest_of(graphs: Iterable[ChannelGraph], machine: Topology, collective: str
 
 
 def _vertices(graph: ChannelGraph, machine: Topology) -> dict[int, int]:
-    """The GPUs of the file, by ``dev``, as the machine numbers them."""
+    """The machine's vertex of each GPU of the file, by ``dev``."""
     if len(graph.gpus) < 2:
-        raise UnsupportedError("the graph file has one GPU, which moves nothing")
+        raise UnsupportedError("the graph file has one GPU; expected at least two")
     if len({machine.vertex[rank].server for rank in machine.ranks}) > 1:
-        raise UsageError(f"{machine.name} has several servers, and a graph file is of one: give that server's topology")
-    known = {dev_of(machine, rank): rank for rank in machine.ranks}
-    missing = [dev for dev in graph.gpus if dev not in known]
+        raise UsageError(
+            f"{machine.name} has several servers, but a graph file describes one; give that server's topology"
+        )
+    ranks = {dev_of(machine, rank): rank for rank in machine.ranks}
+    missing = [dev for dev in graph.gpus if dev not in ranks]
     if missing:
-        raise UsageError(f"the graph file names GPU {missing[0]}, and {machine.name} has {len(machine.ranks)} GPUs")
-    return {dev: known[dev] for dev in graph.gpus}
+        raise UsageError(f"the graph file names GPU {missing[0]}, but {machine.name} has {len(machine.ranks)} GPUs")
+    return {dev: ranks[dev] for dev in graph.gpus}
 
 
 def _turned(order: tuple[int, ...], ring: bool) -> tuple[int, ...]:
-    """A ring begins anywhere, so equal ones are made to look so."""
+    """The order from the lowest GPU if it is a ring, so that equal rings compare equal."""
     return cyclic(order, min(order)) if ring else order
 
 
 def _links(request: Request, graph: ChannelGraph, orders: Sequence[tuple[int, ...]]) -> tuple[Topology, Paths]:
-    """The links that hold every hop both ways where it needs them: the fast ones if they do, else all."""
+    """The links with a path for every hop, in both directions for trees: the fast ones if possible, else all."""
     hops = [pair for order in orders for pair in pairwise((*order, *order[:1]) if graph.id == RING else order)]
     if graph.id == TREE:
         hops += [(v, u) for u, v in hops]
@@ -120,9 +124,9 @@ def _links(request: Request, graph: ChannelGraph, orders: Sequence[tuple[int, ..
 
 
 def _through_gpus(network: Topology, ranks: tuple[int, ...], hops: Sequence[Arc]) -> Topology:
-    """The links with a part of a GPU for each of ``hops`` that no link holds, between the two links on its way.
+    """The links with an extra vertex for each of ``hops`` without a link, as a part of the GPU between its ends.
 
-    A link is shared in proportion to the hops that take it, so its capacity becomes several times what divides it.
+    Hops share a link equally, so capacities are multiplied by a number that the number of hops divides.
     """
     uses: dict[Arc, Counter[int | None]] = {}
     parts: list[Vertex] = []
@@ -141,12 +145,12 @@ def _through_gpus(network: Topology, ranks: tuple[int, ...], hops: Sequence[Arc]
             uses.setdefault(arc, Counter())[part] += times
     if not parts:
         return network
-    finer = lcm(*(taken.total() for arc, taken in uses.items() if arc in network.link))
+    finer = lcm(*(shared.total() for arc, shared in uses.items() if arc in network.link))
     links = []
     for link in network.links:
-        taken = uses.get((link.src, link.dst), Counter({None: 1}))
-        for at, times in taken.items():
-            capacity, gb_per_s = link.capacity * finer * times // taken.total(), link.gb_per_s * times / taken.total()
+        shared = uses.get((link.src, link.dst), Counter({None: 1}))
+        for at, times in shared.items():
+            capacity, gb_per_s = link.capacity * finer * times // shared.total(), link.gb_per_s * times / shared.total()
             src, dst = link.src, link.dst
             if at is not None:
                 src, dst = (src, at) if src == ends[at][0] else (at, dst)
@@ -156,12 +160,12 @@ def _through_gpus(network: Topology, ranks: tuple[int, ...], hops: Sequence[Arc]
 
 
 def _between(network: Topology, ranks: tuple[int, ...], src: int, dst: int) -> int | None:
-    """The GPU of the job through which NCCL goes: by the fastest way, of such by the fastest last link."""
+    """The GPU between ``src`` and ``dst`` in NCCL: on the fastest path, of equal ones with the fastest last link."""
     last = {link.src: link.capacity for link in network.links if link.dst == dst and link.src in ranks}
     beside = sorted(last, key=lambda rank: (-last[rank], rank))
-    ways = {
+    rate_through = {
         rank: min(network.link[src, rank].capacity, network.link[rank, dst].capacity)
         for rank in beside
         if (src, rank) in network.link
     }
-    return max(ways, key=lambda rank: ways[rank], default=None)
+    return max(rate_through, key=lambda rank: rate_through[rank], default=None)

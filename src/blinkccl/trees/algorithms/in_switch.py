@@ -1,13 +1,14 @@
-"""What a collective could reach where switches add up and multicast what crosses them: NVLink SHARP, SHARP.
+"""Plans with in-network reduction and multicast in switches, as in NVLink SHARP and SHARP.
 
-Plans of this package pass through switches and add up at ranks. Here switches that say that they ``combine``
-(NVSwitches of Hopper and later do, and all of ``"SPEC @ switches=sharp"``) may stand in trees too, and be their roots.
-It is a plan like any other: ``blink check`` proves it, the reference engine runs it, the simulator times it. No other
-engine does, so it is none of the algorithms that are tried for a job.
+Other plans of this package only forward data through switches and reduce at ranks. In these plans, switches that
+``combine`` may be vertices of trees, and their roots. These are the NVSwitches of Hopper and later, and all switches of
+``"SPEC @ switches=sharp"``. The plan is like any other: ``blink check`` proves it, the reference engine runs it, the
+simulator times it. No other engine runs it, so it is not tried for a job.
 
 ForestColl (arXiv 2402.06787) has 450 GB/s for an AllReduce of the eight GPUs of an H100 server, 200 for two DGX A100.
-A broadcast, and an AllGather, gain nothing where switches give out what they take in: trees that branch at ranks reach
-the same cut (Edmonds 1973; Bang-Jensen, Frank and Jackson 1995). What a switch then spares is links on the way into it.
+Broadcast and AllGather gain nothing if the outbound rate of switches equals their inbound rate. Trees that branch at
+ranks then reach the same cut (Edmonds 1973; Bang-Jensen, Frank and Jackson 1995). A switch with multicast then only
+saves inbound links.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from blinkccl.trees.packing.maxflow import min_cut
 from blinkccl.trees.packing.network import rooted_at, turned
 
 NAME = "in_switch"
-#: Collective → which trees it has, up and down.
+#: Collective → True for up-trees, True for down-trees.
 _STAGES = {
     "allreduce": (True, True),
     "broadcast": (False, True),
@@ -36,28 +37,28 @@ _STAGES = {
     "reduce": (True, False),
     "reduce_scatter": (True, False),
 }
-#: Ranks that are planned for: 256 take two seconds.
+#: The most ranks of a plan; 256 take two seconds.
 MOST_RANKS = 256
-#: Links that no symmetry makes alike: the 128 of four servers of which one lacks a NIC take seven seconds.
+#: The most links without an equivalent by symmetry. Four servers of which one lacks a NIC have 128: seven seconds.
 MOST_UNLIKE = 160
 
 
 def plan(request: Request) -> Forest:
-    """The trees for the switches of the job's links that combine. UnsupportedError where there are none."""
-    found = in_switch_forest(request.network, request.collective, request.ranks)
-    if found is None:
+    """The trees through switches with in-network reduction. UnsupportedError if the job has no such switches."""
+    forest = in_switch_forest(request.network, request.collective, request.ranks)
+    if forest is None:
         raise UnsupportedError(
-            f"no switch between these ranks of {request.topology.name} says that it combines; to take "
-            'every switch for one that does: --topo "SPEC @ switches=sharp"'
+            f"no switch between these ranks of {request.topology.name} has in-network reduction; to assume it for "
+            'every switch: --topo "SPEC @ switches=sharp"'
         )
-    return found
+    return forest
 
 
 def in_switch_forest(topology: Topology, collective: Collective, ranks: Sequence[int]) -> Forest | None:
-    """The plan with what switches combine, on the links of ``topology``; None where none does that joins three.
+    """The plan with in-network reduction on the links of ``topology``; None if no such switch joins three vertices.
 
-    Its certificate is a cut where that is reached, which nothing passes whatever combines, else prices with sets.
-    UnsupportedError for another collective, and for more ranks than are planned for. Cost: a second for 128 ranks.
+    Its certificate is a cut if the plan reaches it, which bounds every schedule, else prices with sets.
+    UnsupportedError for another collective, and for more ranks than :data:`MOST_RANKS`. Cost: a second for 128 ranks.
     """
     switches = frozenset(v.id for v in topology.vertices if v.combines)
     near: dict[int, set[int]] = {switch: set() for switch in switches}
@@ -68,11 +69,13 @@ def in_switch_forest(topology: Topology, collective: Collective, ranks: Sequence
     view = rank_network_of(topology, tuple(ranks), switches)
     combining = tuple(i for i, vertex in enumerate(view.ids) if vertex in switches)
     if collective.name not in _STAGES:
-        raise UnsupportedError(f"{collective.name} has no trees in which a switch could combine or multicast")
+        raise UnsupportedError(
+            f"{collective.name} has no trees in which a switch could reduce or multicast; use --algo optimal"
+        )
     task = TreeTask(view.network, combining, *_STAGES[collective.name], _roots(collective))
     if len(ranks) > MOST_RANKS:
         raise UnsupportedError(
-            f"{len(ranks)} ranks are too many to plan with switches that combine: at most {MOST_RANKS}"
+            f"{len(ranks)} ranks are too many to plan with in-network reduction, expected at most {MOST_RANKS}"
         )
     cut = _cut(collective, view)
     rate, trees = _two_way_trees(task, cut) or _trees(task, cut)
@@ -82,7 +85,7 @@ def in_switch_forest(topology: Topology, collective: Collective, ranks: Sequence
 
 
 def _roots(collective: Collective) -> tuple[int, ...]:
-    """Those that are given; none where any vertex may be one."""
+    """The roots of the trees; () if any vertex may be one."""
     if collective.name == "allreduce":
         return ()
     return tuple(range(collective.world_size)) if collective.root is None else (collective.root,)
@@ -99,13 +102,17 @@ def _trees(task: TreeTask, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...
     unlike = len(dict.fromkeys(task.orbit.values()))
     if unlike > MOST_UNLIKE:
         raise UnsupportedError(
-            f"{unlike} links that are not alike are too many to plan with switches that combine: at most {MOST_UNLIKE}"
+            f"{unlike} links without an equivalent by symmetry are too many to plan with in-network reduction, "
+            f"expected at most {MOST_UNLIKE}"
         )
     return in_network_trees(task, cut.bound)
 
 
 def _two_way_trees(task: TreeTask, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...]] | None:
-    """Of one root, the trees of an AllReduce used one way, where these reach the cut: they are found by symmetry."""
+    """The trees of an AllReduce, used in one direction, for a single root; None if they do not reach the cut.
+
+    An AllReduce has more symmetry, so its trees are faster to find.
+    """
     if len(task.roots) != 1 or not task.network.symmetric:
         return None
     rate, trees = _trees(TreeTask(task.network, task.combining, True, True), cut)
@@ -119,7 +126,7 @@ def _two_way_trees(task: TreeTask, cut: Cut) -> tuple[Fraction, tuple[InNetworkT
 
 
 def _cut(collective: Collective, view: RankNetwork) -> Cut:
-    """A cut that bounds any schedule: for an AllReduce the narrowest between two ranks, which all data leaves once."""
+    """A cut that bounds any schedule; for an AllReduce the minimum cut between two ranks, which S crosses once."""
     if collective.name != "allreduce":
         proof = certificate_for(collective, tuple(view.ids[: view.network.terminals]), view.topology)
         assert isinstance(proof, Cut)
@@ -133,12 +140,12 @@ def _cut(collective: Collective, view: RankNetwork) -> Cut:
 
 
 def _proof(task: TreeTask, view: RankNetwork, cut: Cut) -> Certificate:
-    """The better one of the cut and of prices with sets."""
-    found = in_network_proof(task)
-    if found.bound >= cut.bound:
+    """The tighter bound: the cut, or prices with sets."""
+    proof = in_network_proof(task)
+    if proof.bound >= cut.bound:
         return cut
-    prices = tuple((u, v, price) for (u, v), price in sorted(view.prices(found.prices).items()))
-    return Dual(prices, found.value, found.cost, _named(view, found.entered), _named(view, found.left))
+    prices = tuple((u, v, price) for (u, v), price in sorted(view.prices(proof.prices).items()))
+    return Dual(prices, proof.value, proof.cost, _named(view, proof.entered), _named(view, proof.left))
 
 
 def _named(view: RankNetwork, sets: Sets) -> WeighedSets:

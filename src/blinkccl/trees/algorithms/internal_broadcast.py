@@ -1,22 +1,20 @@
 """Internal broadcast and cross-group forwarding: the protocols of the Blink poster (§3).
 
-The ranks are divided into fully connected groups. Inside a group data is exchanged all to all, a chunk per
-member; between groups, partners that share a link exchange their chunk and forward it inside.
+The ranks are divided into fully connected groups. Inside a group, members exchange one chunk each, all to all. Between
+groups, partners that share a link exchange their chunk and forward it to their group.
 
-=========== ======================================================================================
-AllReduce   member j of a group reduces chunk j of all members; partners exchange and add the two
-            sums; member j sends the result to its group. As trees: a star up to member j, across to
-            the partner and its star, and the same way back, which puts the same load on each link.
-Broadcast   the root sends a different chunk to each member of its group, which sends it to the
-            others and across to its partner, who sends it to its group ("from A to B, then
-            broadcast to C and D": three trees among four GPUs, rate 3).
-AllGather   each rank sends its block to its group and to its partner, who sends it to its group.
-Gather      the same ways, as far as they lead to the root.
-=========== ======================================================================================
+- AllReduce: member j of a group reduces chunk j of all members. Partners exchange and add the two sums. Member j sends
+  the result to its group. As trees this is a star up to member j and a link to the partner and its star, then the same
+  path back. The load on each link is the same.
+- Broadcast: the root sends a different chunk to each member of its group. The member sends it to the others and to its
+  partner, and the partner to its own group ("from A to B, then broadcast to C and D": three trees among four GPUs,
+  rate 3).
+- AllGather: each rank sends its block to its group and to its partner, which sends it to its own group.
+- Gather: the paths of AllGather that lead to the root.
 
-The poster describes AllReduce on two groups of equal size. What we add: groups of unequal size and more than
-two groups (a tree of groups). There each group cuts the data into as many chunks as it has members, the links
-between groups into as many as there are partner links, and the cuts are laid over each other.
+The poster describes AllReduce on two groups of equal size. This module also plans groups of unequal size and more than
+two groups, as a tree of groups. Each group then cuts the data into one chunk per member, and links between groups cut
+it into one chunk per partner link. The cuts are laid over each other.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from blinkccl.trees.forest.model import Forest, Path, Share, Tree, attained_rate
 
 SERVED = ("broadcast", "gather", "allgather", "allreduce")
 
-#: The ranks among which a group (by index) is cut: each is the centre of its chunk, the centre of a star.
+#: The members of each group (by index) that are the centre of a chunk's star; the group's data is cut among them.
 Centres = dict[int, tuple[int, ...]]
 #: (weight, block, root, up, down)
 Part = tuple[Fraction, Block, int, Tree | None, Tree | None]
@@ -52,13 +50,13 @@ Part = tuple[Fraction, Block, int, Tree | None, Tree | None]
 def plan(request: Request) -> Forest:
     """The poster's protocol for one of its four primitives.
 
-    Where several partitions into the fewest groups exist, or several ways to cross with a single link, the
-    one of the highest rate is taken, then the one of the fewest shares.
+    There may be several partitions into the fewest groups, or several forms for a single link between groups. The plan
+    with the highest rate is selected, of equal ones the plan with the fewest shares.
 
     Raises
     ------
     UnsupportedError
-        If the collective is none of the four, or no hop joins the groups.
+        For other collectives, and if no hop joins the groups.
 
     Notes
     -----
@@ -68,22 +66,22 @@ def plan(request: Request) -> Forest:
     require_collective(request, "internal_broadcast", SERVED, "use --algo optimal")
     network = request.network
     paths = transit_paths(network, request.ranks)
-    found = [
+    candidates = [
         _merged(parts)
         for grouping in groupings(network, paths, request.ranks)
         for parts in _variants(request, grouping, paths)
     ]
-    if not found:
+    if not candidates:
         raise UnsupportedError(
             f"internal_broadcast: on {network.name} no hop joins the fully connected "
             f"groups of {','.join(map(str, request.ranks))}; use --algo optimal"
         )
-    best = max(found, key=lambda shares: (attained_rate(network, shares), -len(shares)))
+    best = max(candidates, key=lambda shares: (attained_rate(network, shares), -len(shares)))
     return forest_on(request, "internal_broadcast", network, best)
 
 
 def _variants(request: Request, grouping: Grouping, paths: Paths) -> Iterator[list[Part]]:
-    """The protocol in the forms among which its rate decides."""
+    """The forms of the protocol; :func:`plan` selects the one with the highest rate."""
     collective, ranks = request.collective, request.ranks
     if collective.name == "allreduce":
         yield list(_allreduce(grouping, paths))
@@ -99,7 +97,7 @@ def _variants(request: Request, grouping: Grouping, paths: Paths) -> Iterator[li
 
 
 def _allreduce(grouping: Grouping, paths: Paths) -> Iterator[Part]:
-    """Every group is cut by its members as centres; group 0 holds the roots."""
+    """Shares with all members of every group as centres, and the roots in group 0."""
     centres = {group: grouping.partners_first(group) for group in range(len(grouping.groups))}
     for weight, centre, link in _overlaid(centres, grouping.links_away(0)):
         down = _grown(grouping, paths, centre[0], centre, link)
@@ -107,9 +105,9 @@ def _allreduce(grouping: Grouping, paths: Paths) -> Iterator[Part]:
 
 
 def _broadcast(grouping: Grouping, paths: Paths, root: int, own_link: bool, spread: bool) -> Iterator[Part]:
-    """The root's group is cut by its other members as centres; ``own_link``: its own partner links carry data too.
+    """Shares with the other members of the root's group as centres; if ``own_link``, the root also sends across.
 
-    ``spread``: a group that is entered by one link is cut by its other members, like the root's.
+    If ``spread``, a group with a single link to it is cut among its other members, as the root's group is.
     """
     home = grouping.home(root)
     links = grouping.links_away(home)
@@ -122,7 +120,7 @@ def _broadcast(grouping: Grouping, paths: Paths, root: int, own_link: bool, spre
 
 
 def _from_rank(grouping: Grouping, paths: Paths, rank: int, world_size: int, spread: bool) -> Iterator[Part]:
-    """One rank's block: a star in its group, and across by its own partner link or, without one, by all."""
+    """Shares of one rank's block: a star in its group, then its own partner links or, without one, all of the group."""
     home = grouping.home(rank)
     links = {
         (g, h): tuple(p for p in pairs if g == home and p[0] == rank) or pairs
@@ -135,7 +133,7 @@ def _from_rank(grouping: Grouping, paths: Paths, rank: int, world_size: int, spr
 def _cut_trees(
     grouping: Grouping, paths: Paths, start: int, centres: Centres, links: Links, spread: bool
 ) -> Iterator[tuple[Fraction, Tree]]:
-    """Weighted trees from ``start``, one for each piece of the overlaid cuts."""
+    """Weighted trees from ``start``, one per piece of the overlaid cuts."""
     centres = dict(centres)
     for (_, h), pairs in links.items():
         if spread and len(pairs) == 1 and len(grouping.groups[h]) > 1:
@@ -146,7 +144,7 @@ def _cut_trees(
 
 
 def _overlaid(centres: Centres, links: Links) -> Iterator[tuple[Fraction, dict[int, int], dict[tuple[int, int], Pair]]]:
-    """Cut [0, 1] evenly for every choice and lay the cuts over each other: (length, centres, links taken)."""
+    """The pieces of [0, 1] from even cuts for every choice, laid over each other: (length, centres, links)."""
     counts = {1, *map(len, centres.values()), *map(len, links.values())}
     points = sorted({Fraction(i, count) for count in counts for i in range(count + 1)})
     for low, high in pairwise(points):
@@ -164,7 +162,7 @@ def _grown(
     centres: Mapping[int, int],
     links: Mapping[tuple[int, int], Pair],
 ) -> Tree:
-    """The down-tree from ``start``: each group is a star around its centre or entry; edges across come first."""
+    """The down-tree from ``start``: each group is a star around its centre or entry; edges between groups are first."""
     edges: list[Path] = []
     queue: list[tuple[int, int]] = [(grouping.home(start), start)]
     for group, entry in queue:
@@ -185,7 +183,7 @@ def _grown(
 
 
 def _towards(part: Part, keeper: int) -> Part:
-    """The part cut down to the path that leads to ``keeper``; nothing where it is the source itself."""
+    """The part reduced to the path that leads to ``keeper``, without a tree if ``keeper`` is the source."""
     weight, block, root, up, down = part
     if down is None or root == keeper:
         return weight, block, root, up, None
@@ -199,22 +197,22 @@ def _towards(part: Part, keeper: int) -> Part:
 
 
 def _merged(parts: Sequence[Part]) -> tuple[Share, ...]:
-    """Shares, with parts that take the same trees made one."""
+    """Shares, with parts of equal trees merged."""
     weights: dict[tuple[Block, int, Tree | None, Tree | None], Fraction] = {}
     for weight, block, root, up, down in parts:
         weights[block, root, up, down] = weights.get((block, root, up, down), Fraction(0)) + weight
     return tuple(Share(weight, i, *trees) for i, (trees, weight) in enumerate(weights.items()))
 
 
-# Fully connected groups of ranks and the tree that joins them, the ground of internal broadcast (the Blink poster, §3):
-# "groups within which all nodes are fully connected", as few as possible, and partner links between neighbours.
+# Fully connected groups of ranks and the tree that joins them, for internal broadcast (the Blink poster, §3): "groups
+# within which all nodes are fully connected", as few as possible, and partner links between neighbours.
 Group = tuple[int, ...]
-#: A partner link: a rank of one group and a rank of the other, which are a hop apart.
+#: A partner link: a rank of one group and a rank of the other, one hop apart.
 Pair = tuple[int, int]
 #: Partner links by (group, neighbour).
 Links = dict[tuple[int, int], tuple[Pair, ...]]
 
-#: How many minimum partitions are looked at, and after how many steps the search for fewer groups stops.
+#: The most minimum partitions that are tried, and the most steps of the search for fewer groups.
 PARTITION_LIMIT, STEP_LIMIT = 16, 20_000
 
 
@@ -233,11 +231,11 @@ class Grouping:
         return next(i for i, group in enumerate(self.groups) if rank in group)
 
     def beyond(self, group: int, came_from: int | None) -> list[int]:
-        """Neighbours of ``group`` in the tree of groups, except the one that data came from."""
+        """Neighbours of ``group`` in the tree of groups, except ``came_from``, the source of the data."""
         return [h for g, h in sorted(self.crossings) if g == group and h != came_from]
 
     def partners_first(self, group: int) -> Group:
-        """Members, those with a partner first and in the order of the links to the first neighbour."""
+        """Members, first those with a partner, in the order of the links to the first neighbour."""
         beyond = self.beyond(group, None)
         linked = [near for near, _ in self.crossings[group, beyond[0]]] if beyond else []
         return (*linked, *(v for v in self.groups[group] if v not in linked))
@@ -256,7 +254,8 @@ class Grouping:
 def groupings(network: Topology, paths: Paths, ranks: Sequence[int]) -> list[Grouping]:
     """At most :data:`PARTITION_LIMIT` partitions of the ranks into the fewest fully connected groups, first fit first.
 
-    That is: every pair joined directly or through switches of one server. Those whose groups no hop joins are left out.
+    In such a group every pair is joined directly or through switches of one server. Partitions whose groups no hop
+    joins are left out.
     """
 
     def adjacent(u: int, v: int) -> bool:
@@ -267,44 +266,45 @@ def groupings(network: Topology, paths: Paths, ranks: Sequence[int]) -> list[Gro
             for pair in ((u, v), (v, u))
         )
 
-    found = []
+    connected = []
     for groups in fewest_cliques(ranks, adjacent):
         crossings = _tree_of_groups(paths, groups)
         if crossings is not None:
-            found.append(Grouping(groups, crossings))
-    return found
+            connected.append(Grouping(groups, crossings))
+    return connected
 
 
 def fewest_cliques(ranks: Sequence[int], adjacent: Callable[[int, int], bool]) -> list[tuple[Group, ...]]:
     """Partitions of ``ranks`` into the fewest cliques, first fit first.
 
-    By backtracking (minimum clique cover is NP-hard); after :data:`STEP_LIMIT` steps the fewest found so far count.
+    The search is by backtracking, since minimum clique cover is NP-hard; after :data:`STEP_LIMIT` steps the result is
+    the best so far.
     """
     joined = {(u, v) for i, u in enumerate(ranks) for v in ranks[:i] if adjacent(u, v)}
-    found: list[tuple[Group, ...]] = []
+    best: list[tuple[Group, ...]] = []
     steps = 0
     stack: list[tuple[int, tuple[Group, ...]]] = [(0, ())]
     while stack and steps < STEP_LIMIT + len(ranks):
         placed, groups = stack.pop()
         steps += 1
-        if found and (len(groups) > len(found[0]) or (len(groups) == len(found[0]) and len(found) == PARTITION_LIMIT)):
+        if best and (len(groups) > len(best[0]) or (len(groups) == len(best[0]) and len(best) == PARTITION_LIMIT)):
             continue
         if placed == len(ranks):
-            found = [groups] if not found or len(groups) < len(found[0]) else [*found, groups]
+            best = [groups] if not best or len(groups) < len(best[0]) else [*best, groups]
             continue
         rank = ranks[placed]
-        # The last pushed is tried first: the first group that fits, then the next, a new one last.
+        # The last item pushed is tried first: the first group that fits, then the next, and a new group last.
         stack.append((placed + 1, (*groups, (rank,))))
         for i in range(len(groups) - 1, -1, -1):
             if all((rank, member) in joined for member in groups[i]):
                 stack.append((placed + 1, (*groups[:i], (*groups[i], rank), *groups[i + 1 :])))
-    return found
+    return best
 
 
 def _tree_of_groups(paths: Paths, groups: tuple[Group, ...]) -> Links | None:
-    """Grow a tree from group 0: by fewest links to cross, most partner links, fewest neighbours so far.
+    """A tree grown from group 0: by fewest links to cross, most partner links, fewest neighbours so far; None if apart.
 
-    The last keeps groups on one network switch in a line, where a star would fill the NICs of its centre.
+    The last criterion gives a line for groups on one network switch, since a star would fill the NICs of its centre.
     """
     crossings: Links = {}
     inside, outside = [0], list(range(1, len(groups)))
@@ -331,7 +331,7 @@ def _tree_of_groups(paths: Paths, groups: tuple[Group, ...]) -> Links | None:
 
 
 def _partners(paths: Paths, group: Group, other: Group) -> tuple[int, tuple[Pair, ...]]:
-    """(links crossed by a shortest hop between the groups, a largest set of disjoint such hops)."""
+    """The number of links of a shortest hop between the groups, and a largest set of disjoint such hops."""
     lengths = {
         (u, v): max(len(paths[u, v]), len(paths[v, u]))
         for u in group
@@ -349,7 +349,7 @@ def _partners(paths: Paths, group: Group, other: Group) -> tuple[int, tuple[Pair
 
 
 def _augment(u: int, options: dict[int, list[int]], partner: dict[int, int], tried: set[int]) -> bool:
-    """One augmenting path of the bipartite matching ``partner`` (other → group)."""
+    """Add ``u`` to the bipartite matching ``partner`` (other → group) by an augmenting path; False if none exists."""
     for v in options[u]:
         if v not in tried:
             tried.add(v)

@@ -1,14 +1,15 @@
-"""One message over several paths at once: directly, by way of the host's memory, and through GPUs with spare links.
+"""One message over several paths in parallel: direct, through the host's memory, and through GPUs with spare links.
 
-The paths are those of a maximum flow on all links (``--links all``: PCIe beside NVLink leads through the hosts'
-memories), with GPUs outside the job and other ranks of it as relays, so together they are as fast as any plan. A forest
-knows no sizes: :func:`plan` is the split of large messages, in proportion to the paths' rates. A path also costs
-something before its first byte arrives, and more the more memories lie on it. :func:`water_filling` is the split of a
-size for which all paths end together and those that could not pay for their start get nothing; what was found best for
-each size lies in a table (:mod:`blinkccl.trees.algorithms.path_table`).
+The paths are those of a maximum flow on all links (``--links all``: PCIe parallel to NVLink leads through the hosts'
+memories). Relays are GPUs outside the job and other ranks of it, so the paths together are as fast as any plan.
 
-Source: multi-path GPU-to-GPU copies with UCX ("The Multi-Path Communication"), which has two paths, one of them through
-the host, and tables of splits that it does not print.
+A forest has no sizes: :func:`plan` is the split of large messages, in proportion to the paths' rates. A path also has a
+start-up time before its first byte arrives, which grows with the number of memories on it. :func:`water_filling` is the
+split for a size: all selected paths end at the same time, and paths with too long a start-up get no data. The best
+splits by size are stored in a table (:mod:`blinkccl.trees.algorithms.path_table`).
+
+Source: multi-path GPU-to-GPU copies with UCX ("The Multi-Path Communication"). The article has two paths, one of them
+through the host, and tables of splits that it does not print.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from blinkccl.trees.algorithms.three_stage import sockets
 from blinkccl.trees.forest.model import Forest, Path, Share, Tree, attained_rate, link_use
 
 ALGORITHM = "multi_path"
-#: Weights in splits are multiples of 1/this.
+#: The denominator of weights in splits.
 FINEST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedPath:
-    """A path from the source to the destination, and what part of all that the paths carry it does at their rates.
+    """A path from the source to the destination, and its part of the total rate of all paths.
 
-    ``path`` has all vertices on it, relays too; ``legs`` is how often data is moved on it: once more than there are
-    memories to store it in.
+    ``path`` has all its vertices, including relays; ``legs`` is the number of times that data is moved on it: one more
+    than the number of memories between.
     """
 
     path: Path
@@ -48,7 +49,7 @@ class WeightedPath:
 
 @dataclass(frozen=True, slots=True)
 class PathCost:
-    """What a path takes for x bytes: ``start_s`` + x / ``bytes_per_s``."""
+    """The time of a path for x bytes: ``start_s`` + x / ``bytes_per_s``."""
 
     start_s: float
     bytes_per_s: float
@@ -57,7 +58,7 @@ class PathCost:
 def plan(request: Request) -> Forest:
     """A share per path of a maximum flow: the split of large messages.
 
-    On the links asked for, and on all where nothing was (``--links fast``). Its rate is the bound.
+    It uses the requested links, but all links for the default (``--links fast``). Its rate is the bound.
 
     Raises
     ------
@@ -65,27 +66,27 @@ def plan(request: Request) -> Forest:
         If the collective is not sendrecv, or no links join its two ends.
     """
     require_collective(request, ALGORITHM, ("sendrecv",), "use --algo optimal --links all")
-    wanted = replace(request, links="all" if request.links == "fast" else request.links, relays=True)
-    return replace(optimal.plan(wanted), algorithm=ALGORITHM)
+    with_relays = replace(request, links="all" if request.links == "fast" else request.links, relays=True)
+    return replace(optimal.plan(with_relays), algorithm=ALGORITHM)
 
 
 def ways(flow: Forest) -> tuple[WeightedPath, ...]:
-    """The paths of a plan of one message, the one with the fewest memories first, then the fastest."""
-    found: list[WeightedPath] = []
+    """The paths of a plan of one message, in order of their number of memories, then by descending rate."""
+    weighted: list[WeightedPath] = []
     for share in flow.shares:
         if share.broadcast is None:
-            raise UsageError(f"{flow.collective.name} is no message from one rank to one other: give a sendrecv")
+            raise UsageError(f"{flow.collective.name} is not a message from one rank to another: give a sendrecv")
         edges = share.broadcast.edges
         path = (share.root, *(vertex for edge in edges for vertex in edge[1:]))
         stored = len(edges) - 1 + sum(len(memories_on(flow.topology, edge)) for edge in edges)
-        found.append(WeightedPath(path, share.weight, stored + 1))
-    return tuple(sorted(found, key=lambda way: (way.legs, -way.weight, way.path)))
+        weighted.append(WeightedPath(path, share.weight, stored + 1))
+    return tuple(sorted(weighted, key=lambda way: (way.legs, -way.weight, way.path)))
 
 
 def direct_path(flow: Forest) -> Path:
-    """What a plain copy takes: the fewest links around other GPUs; where that has more memories, the plan's first path.
+    """The path of a plain copy: the fewest links without other GPUs, or the plan's first path if it has fewer memories.
 
-    Where no fast link or switch leads from end to end, PCIe beside fast links is staged, so it may have a memory too.
+    It may have a memory too: if no fast link or switch joins both ends, PCIe parallel to fast links is staged.
     """
     first = ways(flow)[0]
     ends = first.path[0], first.path[-1]
@@ -94,7 +95,7 @@ def direct_path(flow: Forest) -> Path:
 
 
 def on_one_path(path: Path) -> Split:
-    """The whole message on one path, as one copy."""
+    """The split with the whole message on one path, as one copy."""
     return Split(parts=(Part(path, Fraction(1)),))
 
 
@@ -104,16 +105,20 @@ def forest_of(flow: Forest, split: Split) -> Forest:
     Raises
     ------
     UnsupportedError
-        If the split is not for these ends, or takes a link that is not there.
+        If the split is for other ends, or uses a missing link.
     """
     src, dst = (flow.ranks[end] for end in (flow.collective.src or 0, flow.collective.dst or 0))
     shares: list[Share] = []
     for part in split.parts:
         if (part.path[0], part.path[-1]) != (src, dst):
-            raise UnsupportedError(f"a path from {part.path[0]} to {part.path[-1]} is none from {src} to {dst}")
+            raise UnsupportedError(
+                f"path {list(part.path)} leads from {part.path[0]} to {part.path[-1]}, expected from {src} to {dst}"
+            )
         for pair in pairwise(part.path):
             if pair not in flow.topology.link:
-                raise UnsupportedError(f"path {list(part.path)} takes a link {pair[0]} → {pair[1]}, which is not there")
+                raise UnsupportedError(
+                    f"path {list(part.path)} uses link {pair[0]} → {pair[1]}, which {flow.topology.name} does not have"
+                )
         tree = _tree(part.path, flow.ranks)
         for _ in range(part.streams):
             shares.append(Share(part.weight / part.streams, len(shares), None, src, None, tree))
@@ -121,22 +126,22 @@ def forest_of(flow: Forest, split: Split) -> Forest:
 
 
 def _tree(path: Path, ranks: Sequence[int]) -> Tree:
-    """A path as hops from rank to rank of the job."""
+    """The tree of a path, with hops from rank to rank of the job."""
     stops = [place for place, vertex in enumerate(path) if vertex in ranks]
     return Tree(path[0], tuple(path[a : b + 1] for a, b in pairwise(stops)))
 
 
 def portions(flow: Forest) -> dict[tuple[Path, tuple[int, int]], Fraction]:
-    """By path and link: what part of the link's rate the path has beside the others of its plan."""
+    """By path and link, the path's part of the link's rate, which it shares with the other paths of the plan."""
     use = link_use(flow.shares)
     return {(way.path, pair): way.weight / use[pair] for way in ways(flow) for pair in pairwise(way.path)}
 
 
 def water_filling(size_bytes: int, costs: Sequence[PathCost]) -> tuple[Fraction, ...]:
-    """What part of a message each path gets for it to be there soonest; those that get nothing have 0.
+    """The part of a message for each path with the earliest end of the message.
 
-    All that get something end at one time T, the least for which Σ max(0, (T − start) · rate) = S: a path whose start
-    takes until T or longer has nothing. Parts are multiples of 1/:data:`FINEST` and sum to 1.
+    All paths with data end at the same time T, the least with Σ max(0, (T − start) · rate) = S. A path that starts at T
+    or later gets 0. Parts are multiples of 1/:data:`FINEST` and sum to 1.
 
     Raises
     ------
@@ -145,10 +150,13 @@ def water_filling(size_bytes: int, costs: Sequence[PathCost]) -> tuple[Fraction,
 
     Notes
     -----
-    Exact but for the rounding of parts. Cost: O(n log n) for n paths.
+    Exact except for the rounding of parts. Cost: O(n log n) for n paths.
     """
     if size_bytes < 0 or not costs or any(cost.start_s < 0 or cost.bytes_per_s <= 0 for cost in costs):
-        raise UsageError(f"{size_bytes} bytes over {list(costs)}: starts and sizes from 0, rates above it, one path")
+        raise UsageError(
+            f"{size_bytes} bytes over {list(costs)}: expected at least one path, sizes and starts of at least 0, "
+            "and positive rates"
+        )
     if size_bytes == 0:
         first = min(range(len(costs)), key=lambda place: costs[place].start_s)
         return tuple(Fraction(place == first) for place in range(len(costs)))
@@ -164,22 +172,23 @@ def water_filling(size_bytes: int, costs: Sequence[PathCost]) -> tuple[Fraction,
 
 
 def _rounded(exact: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """Multiples of 1/FINEST with the same sum of 1: what is left over goes to the largest."""
+    """Multiples of 1/FINEST with the sum 1: the remainder goes to the largest part."""
     units = [int(part * FINEST) for part in exact]
     units[max(range(len(units)), key=lambda place: exact[place])] += FINEST - sum(units)
     return tuple(Fraction(unit, FINEST) for unit in units)
 
 
-#: The AllReduces of the article, in which a share may go two ways.
+#: The AllReduce algorithms of the article, in which a share may use two paths.
 _INSIDE = {"three_stage": three_stage.plan, "flat": stars.flat}
 
 
 def inside_sockets(request: Request, algorithm: str, host_part: Fraction | None = None) -> Forest:
-    """Multi-path copies in an AllReduce, inside sockets and not between them, as the article has it for ``three_stage``
-    and ``flat``: each share in two, one that goes as planned, one that goes by the host wherever it joins two GPUs.
+    """An AllReduce with multi-path copies inside sockets, as in the article for ``three_stage`` and ``flat``.
 
-    ``host_part`` of the data does, 0 < part < 1; None: as much as the rates of the direct and the staged path say, for
-    the pair for which that is least. UnsupportedError where no host joins two GPUs of a socket that a link joins.
+    Each share is split in two: one uses its planned hops, the other goes through the host between GPUs of a socket.
+    ``host_part`` is the second part of the data, 0 < part < 1. None: in proportion to the rates of the direct and the
+    staged path, for the pair with the smallest part. UnsupportedError if no two GPUs of a socket are joined by both a
+    link and their host.
     """
     request = replace(request, links="all")
     forest = _INSIDE[algorithm](request)
@@ -187,15 +196,16 @@ def inside_sockets(request: Request, algorithm: str, host_part: Fraction | None 
     parts: list[Fraction] = []
     for src, dst in (pair for group in sockets(request.topology, request.ranks) for pair in permutations(group, 2)):
         ends = Collective("sendrecv", len(request.ranks), src=request.ranks.index(src), dst=request.ranks.index(dst))
-        found = ways(optimal.plan(replace(request, collective=ends)))
-        through = [way for way in found[1:] if not set(way.path[1:-1]) & set(request.ranks)]
-        if through and found[0].legs == 1:
+        direct, *others = ways(optimal.plan(replace(request, collective=ends)))
+        through = [way for way in others if not set(way.path[1:-1]) & set(request.ranks)]
+        if through and direct.legs == 1:
             staged[src, dst] = through[0].path
-            parts.append(through[0].weight / (found[0].weight + through[0].weight))
+            parts.append(through[0].weight / (direct.weight + through[0].weight))
     if not staged:
         raise UnsupportedError(
-            f"multi-path copies inside {algorithm} need two GPUs of a socket that both a link and their host join, but "
-            f"{request.topology.name} has none among {','.join(map(str, request.ranks))}; use --algo {algorithm}"
+            f"multi-path copies inside {algorithm} need two GPUs of a socket with both a link and their host between "
+            f"them, but {request.topology.name} has none among {','.join(map(str, request.ranks))}; "
+            f"use --algo {algorithm}"
         )
     part = min(parts) if host_part is None else host_part
     split = [

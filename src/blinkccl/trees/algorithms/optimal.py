@@ -1,28 +1,35 @@
 """The optimum of every collective on every topology, with its proof.
 
-===========================  =======================================================================
-broadcast, reduce            arborescences that fill a minimum cut (Edmonds 1973)
-allgather, reduce_scatter    equal arborescences from every rank that fill the bottleneck ratio
-allreduce                    undirected trees that fill a partition (Tutte, Nash-Williams 1961); with
-                             transit an orientation of links; on one-way links what of each goes up
-                             and what down; among few ranks with transit pairs of in- and out-trees
-gather, scatter, sendrecv    maximum flows taken apart into paths
-alltoall                     a maximum concurrent flow: one source per orbit of ranks that are alike
-===========================  =======================================================================
+- broadcast, reduce: arborescences that fill a minimum cut (Edmonds 1973);
+- allgather, reduce_scatter: equal arborescences from every rank that fill the bottleneck ratio;
+- allreduce: undirected trees that fill a partition (Tutte, Nash-Williams 1961). With transit it is an orientation of
+  links, or for few ranks pairs of in- and out-trees. On one-way links it is a division of each link between up and
+  down;
+- gather, scatter, sendrecv: maximum flows decomposed into paths;
+- alltoall: a maximum concurrent flow, with one source per orbit of equivalent ranks.
 
-Without transit vertices everything but alltoall is combinatorial and integral: weights are multiples of 1/p for
-an optimum p/q, but for AllReduce among pairs that are joined alike, where every rank has a star of 1/N. Trees are made
+Without transit
+---------------
+Without transit vertices everything except alltoall is combinatorial and integral: weights are multiples of 1/p for an
+optimum p/q. The exception is AllReduce among pairs with equal links, where every rank has a star of 1/N. Trees are made
 shallow by local search; ``fewest-trees`` searches further.
-With transit (switches, NICs, hosts) clusters of equal servers need only one rank's trees, rotated. Among more than
-eight ranks that are not alike, switches that give out what they take in are split into links from rank to rank, where
-weights are whole again (:mod:`~blinkccl.trees.packing.splitting`). Elsewhere trees over ranks are priced by their
-cheapest unicast hops, which is exact whatever a switch does, with weights of up to dozens of digits. Where that cannot
-be done, the default takes trees of equal weight within a hundredth of the bound, which is proved as ever, and from 65
-ranks on the best of them; in an AllReduce also where exact trees are deeper, and from 17 ranks on wherever they are
-found. Longer weights than 1/64 of a block are rounded, for a hundredth of the rate at most
-(:mod:`~blinkccl.trees.algorithms.refine`). Where a plan of all to all is deep still, trees of fewer hops are
-looked for (:mod:`~blinkccl.trees.algorithms.refine`); ``least-depth`` looks for the fewest. ``exact`` has the
-optimum itself, however long that takes.
+
+With transit
+------------
+With transit (switches, NICs, hosts), clusters of equal servers need only the trees of one rank, rotated. For more than
+eight ranks without symmetry, switches with equal inbound and outbound capacity are split into links from rank to rank,
+which gives integral weights again (:mod:`~blinkccl.trees.packing.splitting`). Otherwise trees over ranks are priced by
+their cheapest unicast hops. This is exact for every kind of switch, but weights may have dozens of digits.
+
+If neither is feasible, the default is trees of equal weight within a hundredth of the bound, which is still proved.
+From 65 ranks on it is the best such trees. An AllReduce also uses them if exact trees are deeper, and from 17 ranks on
+whenever they are found.
+
+Weights and depth
+-----------------
+Weights with a denominator above 64 are rounded, at a cost of at most a hundredth of the rate. If the plan of an
+all-to-all collective is still deep, trees with fewer hops are searched; ``least-depth`` searches for the fewest
+(:mod:`~blinkccl.trees.algorithms.refine`). ``exact`` computes the optimum itself, without a limit on time.
 """
 
 from __future__ import annotations
@@ -48,15 +55,15 @@ from blinkccl.trees.packing.maxflow import max_flow
 from blinkccl.trees.packing.multiflow import UnitPath, decompose
 from blinkccl.trees.packing.network import FlowNetwork, hops_along
 
-#: Served by flows, not trees.
+#: Collectives planned by flows instead of trees.
 FLOWS = ("gather", "scatter", "alltoall", "sendrecv")
-#: Of these a star at every rank has a share alike.
+#: Collectives for which a star at every rank has an equal share.
 STARS = ("allreduce", "allgather", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningJob:
-    """A request and its links as the packing sees them."""
+    """A request and its links as the network for packing."""
 
     request: Request
     view: RankNetwork
@@ -75,12 +82,12 @@ class PlanningJob:
 
 
 def plan(request: Request) -> Forest:
-    """The optimal forest, with its bound and proof; ``rate == bound`` but for what this module's text says.
+    """The optimal forest, with its bound and proof; ``rate == bound`` except as described in the module's text.
 
     Raises
     ------
     UnsupportedError
-        If the objective is not served here: see :func:`optimal_trees.refuse_unproved`; if ``max_trees`` cannot be.
+        If the objective (see :func:`optimal_trees.refuse_unproved`) or ``max_trees`` is not supported.
     """
     name = request.collective.name
     if name in FLOWS and request.objective not in ("shallow", "exact"):
@@ -97,9 +104,9 @@ def plan(request: Request) -> Forest:
 
 
 def _stars(job: PlanningJob) -> Forest | None:
-    """A star at every rank, where that reaches the bound: nothing is shallower or better balanced.
+    """A star at every rank if it reaches the bound, as no plan is shallower or better balanced; else None.
 
-    So it is among two ranks, and in a group whose pairs are joined alike, directly or through a switch.
+    It does so for two ranks, and for a group in which all pairs have equal links, directly or through a switch.
     """
     request = job.request
     servers = {request.topology.vertex[rank].server for rank in request.ranks}
@@ -114,7 +121,7 @@ def _stars(job: PlanningJob) -> Forest | None:
 
 
 def _trees_or_flows(job: PlanningJob) -> Forest:
-    """The best rate; a search for the least depth begins with the default's trees through switches."""
+    """The plan of the best rate; through switches, the search for the least depth begins with the default's trees."""
     deep = job.request.objective == "least-depth" and not job.view.network.switchless
     return job.best_rate("shallow" if deep else job.request.objective)
 
@@ -126,11 +133,11 @@ def _fewer_hops(job: PlanningJob, forest: Forest) -> Forest:
 
 
 def _few_trees(job: PlanningJob, forest: Forest) -> Forest:
-    """Where there are too many trees, the plan of fewest where that has few enough, else equal trees."""
+    """The plan with at most ``max_trees`` trees per block: with the fewest trees if that suffices, else equal trees."""
     request, network, most = job.request, job.view.network, job.request.max_trees
     if most is None or forest.trees_per_block <= most:
         return forest
-    # A search for fewest trees is there where links join ranks directly, of an allreduce both ways alike.
+    # The search for fewest trees needs links that join ranks directly, and for an allreduce symmetric ones.
     if network.switchless and (network.symmetric or job.collective != "allreduce"):
         fewest = job.best_rate("fewest-trees")
         if fewest.trees_per_block <= most:
@@ -139,7 +146,7 @@ def _few_trees(job: PlanningJob, forest: Forest) -> Forest:
 
 
 def _few_drafts(job: PlanningJob, best: Forest, most: int) -> Sequence[Draft]:
-    """At most ``most`` trees of equal weight for each block, as near to the rate of ``best`` as they come."""
+    """At most ``most`` trees of equal weight for each block, with a rate as near as possible to that of ``best``."""
     network = job.view.network
     if job.collective != "allreduce":
         return optimal_trees.few_drafts(job.request, job.view, most)
@@ -148,14 +155,15 @@ def _few_drafts(job: PlanningJob, best: Forest, most: int) -> Sequence[Draft]:
     split = phases(network)
     if split is None:
         raise UnsupportedError(
-            "--max-trees of an allreduce through switches needs links that are as wide one way as the other"
+            "--max-trees of an allreduce through switches needs links with the same capacity in both directions; "
+            "leave it out for an optimal plan"
         )
     _, trees, pairs = split.fastest(most)
     return up_and_down(pairs, trees)
 
 
 def _short_weights(job: PlanningJob, forest: Forest) -> Forest:
-    """Where chunks cannot have the weights, shorter ones, or as many equal trees, as far as that costs a hundredth."""
+    """The plan with denominators that chunks can represent: rounded weights, or equal trees within a hundredth."""
     if not job.has_trees or job.request.objective != "shallow" or forest.longest_weight <= LONGEST_WEIGHT:
         return forest
     short = shortened(forest)
@@ -169,11 +177,11 @@ def _short_weights(job: PlanningJob, forest: Forest) -> Forest:
     return equal if equal.longest_weight <= LONGEST_WEIGHT and equal.rate >= least_rate(forest) else forest
 
 
-#: What is made of a plan of the best rate, in this order; each returns what it got where it does not apply.
+#: Refinements of a plan of the best rate, in this order; each returns its argument if it does not apply.
 STEPS = (_fewer_hops, _few_trees, _short_weights)
 
 
-# Gather, scatter, AllToAll and a message at the optimum: maximum flows taken apart into paths.
+# Optimal gather, scatter, AllToAll and sendrecv: maximum flows decomposed into paths.
 def _path_drafts(
     network: FlowNetwork, block: int | tuple[int, int] | None, weight: Fraction, ways: list[UnitPath]
 ) -> list[Draft]:
@@ -184,7 +192,7 @@ def _path_drafts(
 
 
 def _root_flows(request: Request, view: RankNetwork) -> Forest:
-    """Paths between the root and every other rank: found toward the root, turned round for scatter."""
+    """Paths between the root and every other rank, computed toward the root and reversed for scatter."""
     root, size, inward = request.collective.root, request.collective.world_size, request.collective.name == "gather"
     assert root is not None
     rate, _, flow = gather_rate(view.network if inward else reverse_of(view.network), root)

@@ -1,10 +1,12 @@
-"""AllReduce at the optimum: trees that data goes up and down.
+"""AllReduce at the optimum: trees that are used up and down.
 
-The two phases share the links. Symmetric links without transit: undirected spanning trees, each rooted at its centre,
-as many as a partition allows. With transit the AllGather's trees, used up and down, often reach the bound at once; else
-an orientation has it, and trees in whole numbers. Anything else: pairs of an in-tree and an out-tree with one root,
-priced together, which is exact for one-way links, for few ranks with transit, and where several roots beat one (a
-one-way ring of six: 3/5).
+Both phases share the links. The methods are:
+
+- symmetric links without transit: undirected spanning trees, each rooted at its centre, as many as a partition allows;
+- with transit: the AllGather's trees, used up and down, if they reach the bound; else an orientation of links, which
+  has whole trees;
+- otherwise: pairs of an in-tree and an out-tree with one root, priced together. This is exact for one-way links, for
+  few ranks with transit, and if several roots are better than one (a one-way ring of six: 3/5).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ from blinkccl.trees.packing.undirected import TreePacking, merge_equal, pack_tre
 
 
 def allreduce(request: Request, view: RankNetwork) -> Forest:
-    """Shares that go up a tree to its root and down a tree from it."""
+    """The forest of shares that lead up a tree to its root and down a tree from it."""
     network = view.network
     if network.switchless and network.symmetric:
         trees = _moved_trees(network, request.objective)
@@ -77,10 +79,10 @@ def allreduce(request: Request, view: RankNetwork) -> Forest:
 
 
 def _moved_trees(network: FlowNetwork, objective: str) -> list[OutTree] | None:
-    """Templates used up and down, where they fill the partition into single ranks; None elsewhere.
+    """Templates used up and down, if they fill the partition into single ranks; else None.
 
-    So it is in rings, tori, hypercubes and cliques. Few ranks are left to the search for undirected trees, of which
-    fewer are enough.
+    They do so in rings, tori, hypercubes and cliques. For few ranks it returns None, since the search for undirected
+    trees needs fewer trees.
     """
     if network.n <= SEARCHED or objective == "fewest-trees" or not singles_are_tight(network):
         return None
@@ -95,7 +97,7 @@ def _moved_trees(network: FlowNetwork, objective: str) -> list[OutTree] | None:
 def _through_transit(
     network: FlowNetwork, objective: str, groups: Groups
 ) -> tuple[list[Draft], Mapping[Arc, Fraction | int], Fraction]:
-    """Drafts, prices, and the bound that these prove."""
+    """Drafts, prices, and the bound that the prices prove."""
     proof = halves_proof(network)
     if proof is not None:
         clock.bounded(proof.bound)
@@ -134,44 +136,44 @@ def _through_transit(
     return drafts, pairs.prices, pairs.bound
 
 
-#: Trees of an AllReduce over one-way links, at most, unless the optimum needs more.
+#: The most trees of an AllReduce over one-way links, unless the optimum needs more.
 MOST_ONE_WAY = 256
 
 
-def _in_two_phases(network: FlowNetwork, found: Phases, objective: str) -> list[Draft] | None:
-    """Whole trees up and down over one-way links: at the optimum, in the default near it where that takes fewer."""
-    bound = found.bound
-    asked = [(bound.numerator * k, [c * bound.denominator * k for _, _, c in network.arcs]) for k in MULTIPLES]
+def _in_two_phases(network: FlowNetwork, split: Phases, objective: str) -> list[Draft] | None:
+    """Whole trees up and down over one-way links: optimal, or for the default near the optimum with fewer trees."""
+    bound = split.bound
+    sizes = [(bound.numerator * k, [c * bound.denominator * k for _, _, c in network.arcs]) for k in MULTIPLES]
     if objective == "shallow":
         near = bound * (1 - LOSS)
-        counts = equal_trees.divisible(network, bound, MOST_ONE_WAY, found.prices)
+        counts = equal_trees.divisible(network, bound, MOST_ONE_WAY, split.prices)
         few = [(trees, [int(trees * c / near) for _, _, c in network.arcs]) for trees in counts]
-        short = [each for each in asked if each[0] <= LONGEST_WEIGHT]
-        asked = [*short, *few, *asked[len(short) :]]
-    for trees, limits in asked:
-        pairs = found.pairs(trees, limits)
+        short = [each for each in sizes if each[0] <= LONGEST_WEIGHT]
+        sizes = [*short, *few, *sizes[len(short) :]]
+    for trees, limits in sizes:
+        pairs = split.pairs(trees, limits)
         if pairs is not None:
             return up_and_down(pairs, trees)
     return None
 
 
 def up_and_down(pairs: Sequence[Pair], trees: int) -> list[Draft]:
-    """Each of so many equal trees up, turned round as they are, and down again."""
+    """Drafts of ``trees`` equal trees; each pair has an up-tree, in reverse direction, and a down-tree."""
     return [
         Draft(None, Fraction(units, trees), root, turned(breadth_first(root, up)), breadth_first(root, down))
         for root, units, up, down in pairs
     ]
 
 
-def _oriented(network: FlowNetwork, objective: str, found: Orientation) -> list[Draft] | None:
-    """Exact trees, or equal ones near the optimum: these at once among many ranks, else where they are shallower.
+def _oriented(network: FlowNetwork, objective: str, oriented: Orientation) -> list[Draft] | None:
+    """Exact trees, or equal trees near the optimum: for many ranks if they exist, else if they are shallower.
 
-    None where neither are found.
+    None if there are neither.
     """
-    equal = _equal_trees(network, found.rate, found.prices) if objective == "shallow" else None
+    equal = _equal_trees(network, oriented.rate, oriented.prices) if objective == "shallow" else None
     if equal is not None and network.terminals > SEARCHED:
         return equal
-    trees = pack_through_switches(found)
+    trees = pack_through_switches(oriented)
     exact = None if trees is None else [both_ways(0, part, hops) for part, hops in trees]
     return min((each for each in (exact, equal) if each is not None), key=_radius, default=None)
 
@@ -181,17 +183,17 @@ def _radius(drafts: list[Draft]) -> int:
 
 
 def _equal_trees(network: FlowNetwork, rate: Fraction, prices: Mapping[Arc, Fraction]) -> list[Draft] | None:
-    """At most :func:`~bounds.most_equal` trees with the same weight, up and down, within a hundredth of ``rate``."""
+    """At most :func:`~bounds.most_equal` trees of the same weight, up and down, within a hundredth of ``rate``."""
     if not network.symmetric or network.terminals <= WHOLE_RATE:
         return None
-    found = equal_trees.up_and_down(network, rate, most_equal(network), prices)
-    if not (found.near(rate) or network.terminals > SOLVED):
+    packing = equal_trees.up_and_down(network, rate, most_equal(network), prices)
+    if not (packing.near(rate) or network.terminals > SOLVED):
         return None
-    return [both_ways(root, part, hops) for root, part, hops in found.trees]
+    return [both_ways(root, part, hops) for root, part, hops in packing.trees]
 
 
 def both_ways(root: int, part: Fraction, hops: Hops) -> Draft:
-    """The tree up and down, from its centre."""
+    """The draft that uses a tree up and down, with the root at its centre."""
     ways = {(hop[0], hop[-1]): hop for hop in hops}
     ways |= {(v, u): hop[::-1] for (u, v), hop in ways.items()}
     tree = recentred(Arborescence(root, 1, tuple((hop[0], hop[-1]) for hop in hops)))
@@ -200,7 +202,7 @@ def both_ways(root: int, part: Fraction, hops: Hops) -> Draft:
 
 
 def _class_pairs(network: FlowNetwork) -> list[Column]:
-    """Pairs of an in- and an out-tree of each link class at its own optimum; none where there are no two."""
+    """Pairs of an in- and an out-tree of each link class at its own optimum; [] without two link classes."""
     classes = link_classes(network)
     if classes is None or not classes[0].symmetric:
         return []
@@ -214,14 +216,14 @@ def _class_pairs(network: FlowNetwork) -> list[Column]:
 
 
 def _two_halves(network: FlowNetwork, groups: Groups) -> list[Draft]:
-    """The AllGather's trees, each used up and down: half of the AllGather's rate on symmetric links."""
+    """The AllGather's trees, each used up and down, with half of the AllGather's rate on symmetric links."""
     packed = every_root(network, "shallow", groups)
     return [Draft(None, weight / network.terminals, root, turned(hops), hops) for root, weight, hops in packed.trees]
 
 
 @lru_cache(maxsize=64)
 def undirected_packing(network: FlowNetwork, objective: str) -> TreePacking:
-    """A maximum packing of undirected trees: shallow, shallowest or fewest; among many ranks within a hundredth."""
+    """A maximum packing of undirected trees: shallow, shallowest or fewest; for many ranks within a hundredth."""
     if objective == "fewest-trees":
         return pack_trees(network, few=True)
     packing = pack_trees(network, loss=LOSS if objective == "shallow" and network.n > SOLVED else Fraction(0))

@@ -1,6 +1,6 @@
 """One-to-all and all-to-all trees at the optimum: broadcast, reduce, AllGather, ReduceScatter.
 
-Reduce and ReduceScatter are the other two on the reversed network, every hop turned round.
+Reduce and ReduceScatter are broadcast and AllGather on the reversed network, with every hop reversed.
 """
 
 from __future__ import annotations
@@ -51,19 +51,20 @@ from blinkccl.trees.packing.templates import (
 )
 from blinkccl.trees.packing.two_trees import two_trees
 
-#: With more orbits templates take longer than whole trees.
+#: The most orbits for which templates are faster than whole trees.
 FEW_ORBITS = 4
-#: Equal trees per root that are tried, at most; twice as many where ranks are few.
+#: The most equal trees per root that are tried; twice as many for few ranks.
 MOST_PER_ROOT = 8
-#: And from one root among many ranks, where exact trees take hours.
+#: The most equal trees from one root among many ranks, where exact trees take hours.
 MOST_FROM_ONE = 128
-#: The part of a rate that fewer hops are worth where no trees have the bound: two GB200 NVL72 would have 82 for 18.
+#: The loss of rate accepted for fewer hops, if no trees reach the bound: without it two GB200 NVL72 would have 82 hops
+#: instead of 18.
 FOR_HOPS = Fraction(1, 10)
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Out-trees whose weights sum to 1 per root, and the proof: a cut's side or prices with their bound."""
+    """Out-trees with weights that sum to 1 per root, and the proof: one side of a cut, or prices with their bound."""
 
     trees: tuple[OutTree, ...]
     side: tuple[int, ...] | None
@@ -90,7 +91,7 @@ def one_to_all(request: Request, view: RankNetwork) -> Forest:
 
 
 def all_to_all(request: Request, view: RankNetwork) -> Forest:
-    """AllGather: out-trees from every rank, each carrying its block; ReduceScatter: in-trees to every rank."""
+    """AllGather: out-trees from every rank with its block; ReduceScatter: in-trees to every rank."""
     network = reverse_of(view.network) if request.collective.reduces else view.network
     return _finished(request, view, every_root(network, request.objective, servers_of(view)))
 
@@ -101,23 +102,23 @@ def _finished(request: Request, view: RankNetwork, packed: Packed) -> Forest:
 
 
 def few_drafts(request: Request, view: RankNetwork, most: int) -> list[Draft]:
-    """Broadcast and AllGather, or their mirror images, by at most ``most`` trees per root.
+    """Drafts of broadcast and AllGather, or of their mirror images, with at most ``most`` trees per root.
 
-    Equal ones; from every rank others too, where these are faster.
+    The trees are equal. From every rank, unequal trees are also tried and used if they are faster.
     """
     network = reverse_of(view.network) if request.collective.reduces else view.network
     root = request.collective.root
     roots = range(network.terminals) if root is None else [root]
     rate, side = allgather_bottleneck(network) if root is None else broadcast_cut(network, root)
-    found = equal_trees.from_roots(network, roots, Fraction(rate), most, side)
+    few = equal_trees.from_roots(network, roots, Fraction(rate), most, side)
     if root is None:
         least = request.objective == "least-depth"
-        found = few_trees(network, Fraction(rate), most, found.rate, least_depth=least) or found
-    return tree_drafts(request, ((r, part, breadth_first(r, hops)) for r, part, hops in found.trees))
+        few = few_trees(network, Fraction(rate), most, few.rate, least_depth=least) or few
+    return tree_drafts(request, ((r, part, breadth_first(r, hops)) for r, part, hops in few.trees))
 
 
 def _proof(request: Request, view: RankNetwork, packed: Packed, *, up: bool) -> Certificate:
-    """The packing's proof as a certificate; ``up`` where it was packed in the reversed network."""
+    """The packing's proof as a certificate; ``up`` if it was packed in the reversed network."""
     if packed.side is not None:
         side = rest(view.network, packed.side) if up else packed.side
         return cut_certificate(request.collective, view, side)
@@ -134,7 +135,7 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
     if network.switchless:
         return Packed(_whole(network, {root: rate}, objective), side)
     for seeds in familiar_trees(network, root, groups, fewest=objective == "fewest-trees"):
-        multiples = (1, 2, 3, network.terminals - 1)  # N − 1 for the two-hop stars, one through each other rank
+        multiples = (1, 2, 3, network.terminals - 1)  # N − 1 for two-hop stars, one through each other rank
         weights = whole_weights(seeds, network.capacity, [Fraction(1)], Fraction(rate), multiples=multiples)
         if weights is not None:
             refuse_unproved(objective, len(weights))
@@ -159,10 +160,10 @@ def one_root(network: FlowNetwork, root: int, objective: str, groups: Groups) ->
 
 
 def link_classes(network: FlowNetwork) -> tuple[FlowNetwork, FlowNetwork] | None:
-    """The direct links between terminals and those through transit, each alone; None unless both join all terminals.
+    """The direct links between terminals and the links through transit; None unless each class joins all terminals.
 
-    Where the optima of the two add up to that of all links, the trees of each are far fewer than the basis of one
-    program over both: 9 and not 31 for a broadcast over the NVLink and PCIe of a DGX-1V.
+    If the optima of both classes sum to that of all links, separate trees are far fewer than those of one program over
+    both classes: 9 instead of 31 for a broadcast over the NVLink and PCIe of a DGX-1V.
     """
     direct = tuple(arc for arc in network.arcs if max(arc[:2]) < network.terminals)
     others = tuple(arc for arc in network.arcs if max(arc[:2]) >= network.terminals)
@@ -176,7 +177,7 @@ def link_classes(network: FlowNetwork) -> tuple[FlowNetwork, FlowNetwork] | None
 
 
 def _class_trees(network: FlowNetwork, root: int) -> list[Column]:
-    """The out-trees of each link class at its own optimum; none where there are no two."""
+    """The out-trees of each link class at its own optimum; [] without two link classes."""
     classes = link_classes(network)
     if classes is None or not all(broadcast_rate(one, root)[0] for one in classes):
         return []
@@ -187,11 +188,11 @@ def _class_trees(network: FlowNetwork, root: int) -> list[Column]:
 
 
 def refuse_unproved(objective: str, trees: int) -> None:
-    """Refuse the fewest trees through switches, unless a familiar shape is a single one."""
+    """Refuse the fewest trees through switches, except for a single tree of a familiar shape."""
     if objective == "fewest-trees" and trees > 1:
         raise UnsupportedError(
-            "--objective fewest-trees needs a topology without switches (for allreduce also symmetric links): use "
-            "--max-trees N for so many of equal weight, or leave both out for an optimal plan"
+            "--objective fewest-trees needs a topology without switches (for allreduce also symmetric links); use "
+            "--max-trees N for at most N trees of equal weight, or leave both out for an optimal plan"
         )
 
 
@@ -219,7 +220,7 @@ def _alike(network: FlowNetwork, rate: Fraction) -> dict[int, int]:
 
 
 def moved_trees(templates: Sequence[OutTree], symmetry: Symmetry, rate: Fraction) -> tuple[OutTree, ...]:
-    """The trees of all terminals. Moved hops stay level by level, as the template's are."""
+    """The trees of all terminals: the templates under every move of the symmetry, with hops level by level."""
     ordered = [(root, weight / rate, breadth_first(root, tree)) for root, weight, tree in templates]
     trees = [(move[root], part, rotated(tree, move)) for root, part, tree in ordered for move in symmetry.moves]
     return tuple(sorted(trees, key=lambda tree: (tree[0], -tree[1])))
@@ -228,15 +229,15 @@ def moved_trees(templates: Sequence[OutTree], symmetry: Symmetry, rate: Fraction
 def _every_with_transit(
     network: FlowNetwork, rate: Fraction, side: tuple[int, ...], objective: str, groups: Groups
 ) -> Packed:
-    """Templates of few ranks, or whole trees without switches: the shallower, shorter, fewer.
+    """Templates of few ranks or whole trees without switches, by depth, denominator, then number of trees.
 
-    Where there are neither, equal trees (see :func:`_preferred`), or columns.
+    If there are neither, equal trees (see :func:`_preferred`), or columns.
     """
     symmetry, roots = symmetry_of(network), tuple(range(network.terminals))
     shallow = max(map(network.hop_eccentricity, symmetry.roots)) + equal_trees.SPARE_LEVELS
     alike = len(symmetry.moves) > 1 and (len(symmetry.roots) <= FEW_ORBITS or network.terminals > SOLVED)
     moved = _from_templates(network, rate, side, groups) if alike else None
-    # Weights twice as long as they may be are rounded at next to no cost.
+    # Denominators up to twice the limit are rounded with almost no loss of rate.
     if moved is not None and moved.longest_weight <= 2 * LONGEST_WEIGHT and moved.depth <= shallow:
         return moved
     exact = [] if moved is None else [moved]
@@ -265,14 +266,14 @@ def _every_with_transit(
     return Packed(out, None, packing.prices, packing.bound * len(roots))
 
 
-def worth_its_hops(found: Sequence[EqualTrees]) -> EqualTrees:
-    """The fastest, unless the shallowest has nearly its rate."""
-    fastest, shallowest = max(found, key=lambda each: each.rate), min(found, key=lambda each: each.depth)
+def worth_its_hops(candidates: Sequence[EqualTrees]) -> EqualTrees:
+    """The fastest candidate, or the shallowest if it loses at most :data:`FOR_HOPS` of the rate."""
+    fastest, shallowest = max(candidates, key=lambda each: each.rate), min(candidates, key=lambda each: each.depth)
     return shallowest if shallowest.rate >= fastest.rate * (1 - FOR_HOPS) else fastest
 
 
-def _equal(found: EqualTrees, side: tuple[int, ...]) -> Packed:
-    return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in found.trees), side)
+def _equal(packing: EqualTrees, side: tuple[int, ...]) -> Packed:
+    return Packed(tuple((root, part, breadth_first(root, hops)) for root, part, hops in packing.trees), side)
 
 
 def _most_equal(network: FlowNetwork) -> int:
@@ -280,7 +281,7 @@ def _most_equal(network: FlowNetwork) -> int:
 
 
 def _preferred(network: FlowNetwork, rate: Fraction, equal: EqualTrees) -> bool:
-    """Without exact trees in whole numbers few ranks get all of the rate, and many what there is."""
+    """True if equal trees are good enough: at the full rate for few ranks, near it for more, at any rate for many."""
     if network.terminals <= WHOLE_RATE:
         return equal.rate == rate
     return equal.near(rate) or network.terminals > SOLVED
@@ -297,9 +298,9 @@ def _from_templates(network: FlowNetwork, rate: Fraction, side: tuple[int, ...],
 
 
 def _whole(network: FlowNetwork, demand: dict[int, int], objective: str) -> tuple[OutTree, ...]:
-    """Trees in whole numbers, ``demand[r]`` of them from each root r, which must fit if no switch were in the way.
+    """Whole trees, ``demand[r]`` of them from each root r; the demand must fit the network.
 
-    None at all where switches cannot be taken out: see :mod:`~blinkccl.trees.packing.splitting`.
+    () if switches cannot be replaced by links: see :mod:`~blinkccl.trees.packing.splitting`.
     """
     if network.switchless:
         return tuple(
@@ -316,7 +317,7 @@ def _whole(network: FlowNetwork, demand: dict[int, int], objective: str) -> tupl
 
 
 def _chosen(network: FlowNetwork, demand: dict[int, int], objective: str) -> list[Arborescence]:
-    """The packing that the objective asks for, all of the same rate."""
+    """The packing for the objective; all objectives have the same rate."""
     if objective == "fewest-trees":
         few = pack_arborescences(network, demand, few=True)
         if len(demand) > 1:
@@ -325,7 +326,7 @@ def _chosen(network: FlowNetwork, demand: dict[int, int], objective: str) -> lis
         return fewest_arborescences(network, root, rate, few)[0]
     flat = merged(flatten(network.capacity, pack_arborescences(network, demand)))
     if len(demand) == 1 and objective != "least-depth":
-        return flat  # deep in few places, and without the solver, which takes a while to load
+        return flat  # rarely deep, and does not need to load the solver
     return least_deep(network, network.capacity, demand, flat, thorough=objective == "least-depth")
 
 
@@ -335,15 +336,17 @@ def servers_of(view: RankNetwork) -> Groups:
     return tuple(tuple(ranks.index(rank) for rank in group) for group in by_server(view.topology, ranks))
 
 
-# Broadcast trees worth trying before any search: shapes that are optimal on the machines people build. Behind one
-# switch: the star; N−1 two-hop stars (root → i → all others), which use every port fully at depth 2; two complementary
-# trees; a chain. On several servers: each share enters a server at one rank, spreads inside it from there, and crosses
-# between servers by a star, two complementary trees or a chain. A list of shapes is good if whole multiples of them
-# fill the minimum cut; that is for an integer program of a few columns to say.
+# Familiar broadcast trees, which are optimal on common machines and are tried before any search.
+# - Behind one switch: the star; N−1 two-hop stars (root → i → all others), which use every port fully at depth 2; two
+#   complementary trees; a chain.
+# - On several servers: each share enters a server at one rank and spreads from it. Between servers it uses a star, two
+#   complementary trees or a chain.
+# A list of shapes is optimal if whole multiples of them fill the minimum cut, which an integer program of a few columns
+# decides.
 def familiar_trees(network: FlowNetwork, root: int, groups: Groups, *, fewest: bool = False) -> Iterator[list[Column]]:
-    """Lists of out-trees from ``root`` whose mix may fill the cut, shallow ones first (or single trees first).
+    """Lists of out-trees from ``root`` that may fill the cut together, shallow ones first (``fewest``: single trees).
 
-    Left out are shapes that need a hop which is not there, and the chain where a search may find something shallower.
+    Shapes that need a missing hop are left out, and so is the chain if a search may find shallower trees.
     """
     cost, hop = cheapest_hops(network, {})
     order = [root, *(v for v in range(network.terminals) if v != root)]
@@ -359,7 +362,7 @@ def familiar_trees(network: FlowNetwork, root: int, groups: Groups, *, fewest: b
 
 
 def _familiar_templates(network: FlowNetwork, symmetry: Symmetry, groups: Groups) -> Iterator[tuple[int, Hops]]:
-    """The star, and the trees that enter every other server once, directly from the root's."""
+    """The star, and the trees that enter every other server once, directly from the root's server."""
     cost, hop = symmetric_hops(network, symmetry, {})
     for root in symmetry.roots:
         several = _over_servers(network, root, groups)[0] if len(groups) > 1 else []
@@ -381,7 +384,7 @@ def _chain(order: Sequence[int]) -> tuple[Arc, ...]:
 
 
 def _over_servers(network: FlowNetwork, root: int, groups: Groups) -> list[list[tuple[Arc, ...]]]:
-    """Per way of crossing between servers: one tree for every rank at which a share may enter."""
+    """Trees by their shape between servers, one for every rank at which a share may enter a server."""
     cost, _ = cheapest_hops(_inside(network, groups), {})
     home = next(group for group in groups if root in group)
     order = [home, *(group for group in groups if group != home)]
@@ -397,7 +400,7 @@ def _over_servers(network: FlowNetwork, root: int, groups: Groups) -> list[list[
 
 
 def _inside(network: FlowNetwork, groups: Groups) -> FlowNetwork:
-    """The network without transit that leads from one server to another."""
+    """The network without transit between servers."""
     owner = owners(network, groups)
     return FlowNetwork(network.n, network.terminals, tuple(arc for arc in network.arcs if set(arc[:2]) <= owner.keys()))
 
@@ -405,7 +408,7 @@ def _inside(network: FlowNetwork, groups: Groups) -> FlowNetwork:
 def _entering(
     cost: list[list[int | None]], root: int, order: Sequence[tuple[int, ...]], crossing: Sequence[Arc], entry: int
 ) -> list[tuple[Arc, ...]]:
-    """Trees that enter the ``entry``-th rank of every server; several where that is the root itself."""
+    """Trees that enter every server at its ``entry``-th rank; several trees if that rank is the root itself."""
     gateways = [group[entry % len(group)] for group in order]
     across = tuple((gateways[a], gateways[b]) for a, b in crossing)
     away: list[Arc] = []
@@ -423,7 +426,7 @@ def _entering(
 
 
 def _spread(cost: list[list[int | None]], group: Sequence[int], gateway: int) -> list[Arc] | None:
-    """A tree of shortest ways inside one server from ``gateway``; None where it does not reach everybody."""
+    """A tree of shortest paths from ``gateway`` inside one server; None if it does not reach all ranks."""
     parent: dict[int, int] = {}
     reached = [gateway]
     for u in reached:

@@ -1,16 +1,17 @@
-"""Plans in which every element is summed in one order, whatever the message size, the chunks, the share and the engine.
+"""Plans that sum every element in one order, for every message size, chunk size, share and engine.
 
-Shares of a plan go up different trees, and a different tree rounds differently: with the size it changes which share an
-element falls into, and so its bits. Here all shares combine the same ranks with the same
-(:class:`~blinkccl.trees.packing.nested_groups.NestedGroup`), each with other heads; down trees are free. Where every
-pair of ranks is joined alike that is a star at every rank, and costs nothing; elsewhere it costs what the bound is
-above the rate, the *price*.
+Shares of a plan use different up-trees, and different trees round differently. The share of an element depends on the
+message size, so its bits do too. In these plans all shares reduce the same nested groups of ranks
+(:class:`~blinkccl.trees.packing.nested_groups.NestedGroup`), each with other heads; down-trees are free. If all pairs
+of ranks have equal links, the plan has a star at every rank and loses no rate. The *price* of an order is the ratio of
+the bound to the rate.
 
-The order is looked for by the AllReduce's rate, and is that of Reduce and ReduceScatter on the same links too: their
-sums go on from the root to where they belong. What one group of ranks allows is found exactly; that no other group has
-a higher rate is not claimed, but where :func:`order_bound` is reached. Several servers whose
-ranks are joined in pairs are taken one after another, with a tree for every place in a server, where that is within 2 %
-of the bound, or among more than 16 ranks half of it.
+The order is searched for the best rate of AllReduce. Reduce and ReduceScatter on the same links have the same order,
+and send their sums from the root to the destination. The rate of one nested group is exact. The search does not prove
+that no other group has a higher rate, unless :func:`order_bound` is reached.
+
+On several servers whose ranks are joined in pairs, the servers are reduced one after another, with a tree for every
+position in a server. This needs a rate within 2 % of the bound, or half of it above 16 ranks.
 """
 
 from __future__ import annotations
@@ -42,69 +43,69 @@ from blinkccl.trees.packing.nested_groups import (
 )
 from blinkccl.trees.packing.network import FlowNetwork, breadth_first
 
-#: Packings that the search solves; one takes milliseconds among 8 ranks, and seconds among 64.
+#: The number of packings that the search solves; one takes milliseconds for 8 ranks, and seconds for 64.
 TRIES, TRIES_OF_MANY = 400, 20
-#: Up-trees of the free optimum whose groups it begins with; among more than 16 ranks one.
+#: The most up-trees of the free optimum whose groups are starting points; one above 16 ranks.
 MOST_STARTS = 16
-#: And in-trees over wide links.
+#: The most in-trees over wide links that are starting points.
 MOST_WIDE = 4
-#: What part of the bound is enough for trees that are all alike, and for more than 16 ranks.
+#: The part of the bound that is sufficient for :func:`_one_after_another`, up to 16 ranks and above.
 ALIKE, ALIKE_AMONG_MANY = Fraction(49, 50), Fraction(1, 2)
 
 
 def plan(request: Request) -> Forest:
-    """The plan of ``request`` with one order, which the forest states; of what does not reduce, the free optimum.
+    """The plan of ``request`` with one order, which the forest states; without a reduction, the free optimum.
 
     Raises
     ------
     UnsupportedError
-        If another objective or ``max_trees`` is asked for too, or more than 64 ranks are no servers of such as are
-        joined in pairs.
+        If another objective or ``max_trees`` is requested too. With more than 64 ranks, if not all pairs of ranks of a
+        server are joined.
     """
     if request.objective != "shallow" or request.max_trees is not None:
-        raise UnsupportedError("--deterministic order has trees of its own: leave the other objective out")
+        raise UnsupportedError("--deterministic order selects its own trees: leave out --objective and --max-trees")
     free = replace(request, deterministic=None)
     if not request.collective.reduces:
         return replace(optimal.plan(free), order="")
-    everybody = replace(free, collective=Collective("allreduce", len(request.ranks)))
-    group, found = _group_for(everybody)
-    if request.collective != everybody.collective:
+    allreduce = replace(free, collective=Collective("allreduce", len(request.ranks)))
+    group, forest = _group_for(allreduce)
+    if request.collective != allreduce.collective:
         best = optimal.plan(free)
         fits = order_of(best) is not None and group == _group_of(best, best.shares[0])
-        alike = best if fits else _one_after_another(request, group)
-        found = alike if alike is not None and (fits or _enough(alike)) else None
-    return stated(found or _packed(request, group))
+        candidate = best if fits else _one_after_another(request, group)
+        forest = candidate if candidate is not None and (fits or _enough(candidate)) else None
+    return stated(forest or _packed(request, group))
 
 
 def stated(forest: Forest) -> Forest:
-    """The forest with its order; UnsupportedError, which names a share that departs, if it has not one."""
+    """The forest with its order; an UnsupportedError names a share that departs if there are several orders."""
     if forest.combining:
-        raise UnsupportedError("in which order a switch adds up nobody promises: leave --deterministic out")
+        raise UnsupportedError("a switch does not guarantee the order of its sums: leave --deterministic out")
     order = order_of(forest)
     if order is None:
         raise UnsupportedError(
-            f"{forest.algorithm} sums elements in several orders: {departure(forest)}; --deterministic order is for "
-            "--algo optimal, and for what has stars alone (one_hop, flat, one_shot)"
+            f"{forest.algorithm} sums elements in several orders: {departure(forest)}; use --deterministic order with "
+            "--algo optimal, one_hop, flat or one_shot"
         )
     return replace(forest, order=order)
 
 
-@lru_cache(maxsize=8)  # all collectives and roots of a job ask for the same one
+@lru_cache(maxsize=8)  # all collectives and roots of a job need the same one
 def _group_for(request: Request) -> tuple[NestedGroup, Forest | None]:
-    """The order of all that reduces on these links, and the plan of the AllReduce, ``request``, where that is known."""
+    """The order of all reductions on these links, and the plan of the AllReduce ``request`` if it is known."""
     free = optimal.plan(request)
     if order_of(free) is not None:
         return _group_of(free, free.shares[0]), free
     place = free.position
     servers = [tuple(sorted(place[rank] for rank in each)) for each in by_server(request.topology, request.ranks)]
     chain = _chain([NestedGroup(server) for server in servers])
-    alike = _one_after_another(request, chain)
-    if alike is not None and _enough(alike):
-        return chain, alike
+    candidate = _one_after_another(request, chain)
+    if candidate is not None and _enough(candidate):
+        return chain, candidate
     if len(request.ranks) > SOLVED:
         raise UnsupportedError(
-            f"--deterministic order serves more than {SOLVED} ranks where the ranks of each server are one hop apart; "
-            f"these {len(request.ranks)} are not"
+            f"--deterministic order with more than {SOLVED} ranks needs the ranks of each server one hop apart, but "
+            f"these {len(request.ranks)} are not; use fewer ranks, or leave it out"
         )
     view = rank_network_of(request.network, request.ranks)
     count = len(request.ranks)
@@ -115,7 +116,7 @@ def _group_for(request: Request) -> tuple[NestedGroup, Forest | None]:
         if len(servers) > 1:
             starts.append(_chain([clique_groups(view.network, most, server) for server in servers]))
     wide = wide_groups(view.network, MOST_WIDE)
-    starts = [*starts, *wide] if few else [*wide, *starts]  # where tries are few the best come first
+    starts = [*starts, *wide] if few else [*wide, *starts]  # with few tries the best starting points come first
     starts += [_group_of(free, share) for share in free.shares[: MOST_STARTS if few else 1]]
     tries = TRIES if few else max(TRIES_OF_MANY, TRIES * SEARCHED**4 // count**4)
     proved = order_bound(view.network)
@@ -124,28 +125,28 @@ def _group_for(request: Request) -> tuple[NestedGroup, Forest | None]:
 
 
 def _chain(groups: Sequence[NestedGroup]) -> NestedGroup:
-    """Each group below the next one."""
+    """The nested group with each group below the next one."""
     chain = groups[0]
     for group in groups[1:]:
         chain = replace(group, below=tuple(sorted([*group.below, chain])))
     return chain
 
 
-def _enough(alike: Forest) -> bool:
-    """Whether it is not worth to look for more."""
-    many = len(alike.ranks) > SEARCHED
-    return alike.rate >= (ALIKE_AMONG_MANY if many else ALIKE) * alike.bound
+def _enough(forest: Forest) -> bool:
+    """True if the rate is high enough to skip the search."""
+    many = len(forest.ranks) > SEARCHED
+    return forest.rate >= (ALIKE_AMONG_MANY if many else ALIKE) * forest.bound
 
 
 def _group_of(forest: Forest, share: Share) -> NestedGroup:
-    """The groups that a share's up-tree makes, by positions."""
+    """The nested groups of a share's up-tree, by positions."""
     place = forest.position
     edges = () if share.reduce is None else share.reduce.edges
     return group_of_tree(place[share.root], tuple((place[path[0]], place[path[-1]]) for path in edges))
 
 
 def _one_after_another(request: Request, group: NestedGroup) -> Forest | None:
-    """The chain of servers ``group`` with the i-th member of each as head, for every i; None where hops lack."""
+    """The forest of the chain of servers ``group`` with every i-th member as head; None if hops are missing."""
     servers = [tuple(request.ranks[v] for v in each.members) for each in group.upward()]
     if any(len(each.below) > 1 for each in group.upward()):
         return None
@@ -173,12 +174,12 @@ def _one_after_another(request: Request, group: NestedGroup) -> Forest | None:
 
 
 def _place_in(servers: Sequence[Sequence[int]], target: int) -> int:
-    """The place in its server of the rank that a block belongs to."""
+    """The position of ``target``, the rank of a block, in its server."""
     return next(i for server in servers for i, rank in enumerate(server) if rank == target)
 
 
 def _inward(servers: Sequence[Sequence[int]], heads: Sequence[int]) -> list[tuple[int, int]]:
-    """Who sends to whom: members to their head, each head to the next."""
+    """The sender and receiver of every message: members send to their head, each head to the next."""
     pairs: list[tuple[int, int]] = []
     for number, (server, head) in enumerate(zip(servers, heads, strict=True)):
         pairs += [(rank, head) for rank in server if rank != head]
@@ -187,45 +188,47 @@ def _inward(servers: Sequence[Sequence[int]], heads: Sequence[int]) -> list[tupl
 
 
 def _joined(paths: Paths, pairs: Sequence[tuple[int, int]]) -> tuple[Path, ...] | None:
-    """Their paths; None if one has none."""
+    """The paths of these pairs; None if a pair has no path."""
     return tuple(paths[pair] for pair in pairs) if all(pair in paths for pair in pairs) else None
 
 
 def _packed(request: Request, group: NestedGroup) -> Forest:
-    """The most that trees of ``group`` carry."""
+    """The forest of the trees of ``group`` with the highest rate."""
     view = rank_network_of(request.network, request.ranks)
     items = request.collective.items()
     targets = [item.destinations[0][0] if len(item.destinations) == 1 else None for item in items]
     certificate = certificate_for(request.collective, request.ranks, request.network)
-    found = pack_group(view.network, group, targets, certificate.bound)
-    if found is None:
+    packing = pack_group(view.network, group, targets, certificate.bound)
+    if packing is None:
         raise InternalError(f"{group} has no tree on {request.network.name}")
     drafts = []
-    for column, weight in rounded(found, view.network.capacity, [Fraction(1, len(targets))] * len(targets)):
+    for column, weight in rounded(packing, view.network.capacity, [Fraction(1, len(targets))] * len(targets)):
         root, up, onward = column.payload
         down = breadth_first(root, onward) if onward else None
-        drafts.append(Draft(items[column.group].block, weight / found.rate, root, up, down))
+        drafts.append(Draft(items[column.group].block, weight / packing.rate, root, up, down))
     return shortened(forest_of(request, view, "order", drafts, certificate))
 
 
-# What no order of summation exceeds, where links join all terminals directly: a bound by cuts.
+# An upper bound by cuts on the rate of every order of summation, if links join all terminals directly.
 #
-# Take any terminals A and any order, and of its groups (:mod:`~blinkccl.trees.packing.nested_groups`) the lowest with
-# operands on both sides. Whoever is the head of a group in some tree is sent to by all its other members, so the
-# heads of a group are a *clique*, linked both ways. Either all members of that group are on one side: then an operand
-# of the other one is a group below, and everything goes from the clique of its heads to the clique of this group's.
-# Or they are on both: then a head is sent to by every member of the other side, heads or not. So the widest way
-# across A between two cliques bounds the rate, whatever the order is, and the narrowest such A counts.
-#: Networks with more are left without a bound.
+# For any set of terminals A and any order, consider the lowest group (:mod:`~blinkccl.trees.packing.nested_groups`)
+# with operands on both sides of A. The head of a group receives from all other members of the group. Every member that
+# is a head in some tree does so, so the heads of a group are a *clique* with links in both directions.
+# - If all members of the group are on one side, an operand on the other side is a group below. All its data goes from
+#   the clique of its heads to the clique of this group's heads.
+# - If members are on both sides, every head receives from all members on the other side.
+# So the largest capacity across A between two cliques bounds the rate of every order. The A with the smallest such
+# capacity gives the tightest bound.
+#: The most cliques of a network; with more there is no bound.
 MOST_CLIQUES = 500
 
 _Clique = frozenset[int]
 
 
 def order_bound(network: FlowNetwork) -> int | None:
-    """An upper bound of the rate of every group; None where there are transit vertices, or too many cliques.
+    """An upper bound on the rate of every group; None with transit vertices, or with too many cliques.
 
-    Looked at are single terminals, and what links of some width join. Cost: pairs of cliques per set.
+    The sets are single terminals, and components of links above some width. Cost: pairs of cliques per set.
     """
     cliques = _cliques(network)
     if network.n != network.terminals or cliques is None:
@@ -235,32 +238,32 @@ def order_bound(network: FlowNetwork) -> int | None:
 
 def _cliques(network: FlowNetwork) -> list[_Clique] | None:
     near = [{v for v in network.successors[u] if (v, u) in network.capacity} for u in range(network.n)]
-    found = [frozenset({v}) for v in range(network.n)]
-    for clique in found:
+    cliques = [frozenset({v}) for v in range(network.n)]
+    for clique in cliques:
         for v in range(max(clique) + 1, network.n):
             if clique <= near[v]:
-                found.append(clique | {v})
-        if len(found) > MOST_CLIQUES:
+                cliques.append(clique | {v})
+        if len(cliques) > MOST_CLIQUES:
             return None
-    return found
+    return cliques
 
 
 def _sides(network: FlowNetwork) -> Iterator[_Clique]:
-    """Single terminals, and the components of the links that are at least so wide."""
-    everybody = frozenset(range(network.n))
-    seen = {everybody}
+    """Single terminals, and the components of links of at least each width."""
+    all_terminals = frozenset(range(network.n))
+    sides = {all_terminals}
     for width in [None, *sorted(set(network.capacity.values()))]:
-        left = dict.fromkeys(range(network.n))
-        while left:
-            side = [next(iter(left))]
-            del left[side[0]]
+        unassigned = dict.fromkeys(range(network.n))
+        while unassigned:
+            side = [next(iter(unassigned))]
+            del unassigned[side[0]]
             for u in side:
-                fresh = [v for v in left if width is not None and _widest(network, u, v) >= width]
+                fresh = [v for v in unassigned if width is not None and _widest(network, u, v) >= width]
                 side += fresh
                 for v in fresh:
-                    del left[v]
-            if frozenset(side) not in seen:
-                seen.add(frozenset(side))
+                    del unassigned[v]
+            if frozenset(side) not in sides:
+                sides.add(frozenset(side))
                 yield frozenset(side)
 
 
@@ -269,7 +272,7 @@ def _widest(network: FlowNetwork, u: int, v: int) -> int:
 
 
 def _across(network: FlowNetwork, side: _Clique, cliques: Sequence[_Clique]) -> int:
-    """The widest way across between two cliques, or among the heads of a group that is on both sides."""
+    """The largest capacity across ``side``, between two cliques or among the heads of a group on both sides."""
     inside = [clique for clique in cliques if clique <= side]
     outside = [clique for clique in cliques if not clique & side]
     ways = [max(_between(network, a, b), _between(network, b, a)) for a in inside for b in outside]
@@ -282,7 +285,7 @@ def _between(network: FlowNetwork, senders: _Clique, receivers: _Clique) -> int:
 
 
 def _among(network: FlowNetwork, heads: _Clique, side: _Clique) -> int:
-    """Each is sent to by all on the other side."""
+    """The bound for heads on both sides, where each head receives from all heads on the other side."""
     return sum(
         min(network.capacity.get((u, head), 0) for u in heads if (u in side) != (head in side)) for head in heads
     )

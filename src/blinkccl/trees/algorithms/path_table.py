@@ -1,6 +1,6 @@
-"""Which paths a message takes, by its two ends and its size: a table that a simulation or measurements fill.
+"""The paths of messages by their two ends and their size: a table filled by a simulation or by measurements.
 
-A file is JSON and made to be read::
+A file is readable JSON::
 
     {"schema_version": 2, "machine": "0f3c…", "name": "mist", "source": "simulated on calibration mist",
      "kind": "simulated", "pairs": [{"src": 0, "dst": 1, "splits": [
@@ -9,10 +9,10 @@ A file is JSON and made to be read::
        {"up_to_bytes": null, "chunks": 4, "gb_per_s": 141.0, "direct_gb_per_s": 71.8,
         "parts": [{"path": [0, 1], "weight": "127/250", …}, {"path": [0, 4, 1], "streams": 8, …}]}]}]}
 
-It is for one machine, told by a hash of its links; what a laboratory measured, hundreds of times slower, is for no GPUs
-(``kind``). Nothing in a file is trusted: one that is for another machine, cut
-off, of another version or not such a table is refused with a sentence, and its reader does without. Whether a path's
-links are there is seen where it is used (:func:`blinkccl.trees.algorithms.multi_path.forest_of`).
+A table is for one machine, identified by a hash of its links. A table of a laboratory, which is hundreds of times
+slower, is not for GPUs (``kind``). Nothing in a file is trusted. A file for another machine or version, or a truncated
+or malformed one, is refused with a message, and its reader uses no table. The links of a path are checked when it is
+used (:func:`blinkccl.trees.algorithms.multi_path.forest_of`).
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from blinkccl.topology.limits import check_labels
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Path, topology_hash
 
-#: Streams of one path: what the multi-path UCX article has at most.
+#: The most streams of one path, as in the multi-path UCX article.
 MOST_STREAMS = 8
-#: Chunks of a stream, parts of a message, vertices of a path, sizes of a pair, pairs of a machine.
+#: Limits of chunks of a stream, parts of a message, vertices of a path, sizes of a pair, pairs of a machine.
 MOST_CHUNKS, MOST_PARTS, MOST_VERTICES, MOST_SPLITS, MOST_PAIRS = 64, 64, 64, 64, 4096
 MAX_FILE_BYTES = 16 << 20
-#: Sizes at which classes end. What the shortest message and the first of these take decides for the first class, what
-#: the last of these and the longest take for the class without an end.
+#: The largest size of each class but the last. A class is judged at its shortest and its longest message: the first one
+#: from :data:`LEAST_BYTES`, the last one up to :data:`BEYOND_BYTES`.
 CLASSES = tuple(16 * 1024 << power for power in range(15))
 LEAST_BYTES, BEYOND_BYTES = 64, 4 * CLASSES[-1]
-#: Parts of a message begin on such boundaries.
+#: The alignment of the parts of a message.
 ALIGNMENT_BYTES = 16
 
-#: What fills a table.
+#: Kinds of tables, by their source.
 SIMULATED, LABORATORY = "simulated", "laboratory"
-#: How sources of laboratories began in tables that did not name their kind.
+#: The first words of ``source`` for laboratories in older tables without ``kind``.
 _OF_LABORATORIES = "measured in a laboratory"
 
 _log = logging.getLogger(__name__)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``weight`` of a message on ``path`` (vertex ids from the source to the destination), in ``streams`` side by side.
+    """``weight`` of a message on ``path`` (vertex ids from the source to the destination), in parallel ``streams``.
 
-    Each stream has a slice of its own, of equal size.
+    Each stream has its own slice, of equal size.
     """
 
     path: Path
@@ -67,11 +67,11 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How messages of up to ``up_to_bytes`` (None: all that are longer) go.
+    """The paths of messages of up to ``up_to_bytes`` (None: of all longer ones).
 
-    ``chunks``: how many messages of a queue the longest slice becomes; the others become as many where an engine cuts
-    evenly. ``gb_per_s`` and ``direct_gb_per_s`` are what the longest reach so and over the first path alone, 0 where
-    nobody knows.
+    ``chunks`` is the number of chunks of the longest slice; the other slices have as many if an engine cuts evenly.
+    ``gb_per_s`` and ``direct_gb_per_s`` are the rates of the longest message with this split and on the first path
+    alone, 0 if unknown.
     """
 
     parts: tuple[Part, ...]
@@ -81,20 +81,20 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     direct_gb_per_s: float = 0.0
 
     def chunk_bytes(self, size_bytes: int) -> int:
-        """The chunk for a message: what engines and the simulator are told; beyond all classes there are more."""
+        """The chunk size for engines and the simulator; messages beyond :data:`BEYOND_BYTES` have more chunks."""
         longest = max(part.weight / part.streams for part in self.parts)
-        # Slices begin on whole groups of bytes, so the last may be that much longer.
+        # Slices begin on whole groups of bytes, so the last slice may be one group longer.
         groups = longest * min(size_bytes, BEYOND_BYTES) / self.chunks / ALIGNMENT_BYTES
         return ceil(groups + 1) * ALIGNMENT_BYTES
 
     def text(self) -> str:
-        """``54.3 % on 0-1, 45.7 % on 0-4-1 in 8 streams``."""
-        said = []
+        """A text such as ``54.3 % on 0-1, 45.7 % on 0-4-1 in 8 streams``."""
+        texts = []
         for part in self.parts:
             cut = f" in {part.streams} streams" if part.streams > 1 else ""
             share = "all" if part.weight == 1 else f"{float(part.weight):.1%}".replace("%", " %")
-            said.append(f"{share} on {'-'.join(map(str, part.path))}{cut}")
-        return ", ".join(said) + (f", {self.chunks} chunks each" if self.chunks > 1 else "")
+            texts.append(f"{share} on {'-'.join(map(str, part.path))}{cut}")
+        return ", ".join(texts) + (f", {self.chunks} chunks each" if self.chunks > 1 else "")
 
 
 class PairSplits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,12 +105,12 @@ class PairSplits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     splits: tuple[Split, ...]
 
     def at(self, size_bytes: int) -> Split:
-        """The split of a message."""
+        """The split of a message of ``size_bytes``."""
         return next(s for s in self.splits if s.up_to_bytes is None or size_bytes <= s.up_to_bytes)
 
 
 class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The pairs of a machine; ``machine`` is :func:`machine_key`, ``source`` and ``kind`` say what filled it."""
+    """The pairs of a machine; ``machine`` is :func:`machine_key`, ``source`` and ``kind`` describe the origin."""
 
     machine: str
     name: str
@@ -120,39 +120,39 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema_version: int = SCHEMA_VERSION
 
     def pair(self, src: int, dst: int) -> PairSplits | None:
-        """What it says of two ends, if anything."""
+        """The row of two ends, or None."""
         return next((row for row in self.pairs if (row.src, row.dst) == (src, dst)), None)
 
     def merged(self, pair: PairSplits) -> PathTable:
-        """The same with another row, in place of one for the same two ends."""
+        """The table with ``pair`` instead of its row for the same two ends, if any."""
         others = [row for row in self.pairs if (row.src, row.dst) != (pair.src, pair.dst)]
         rows = sorted((*others, pair), key=lambda row: (row.src, row.dst))
         return msgspec.structs.replace(self, pairs=tuple(rows))
 
 
 def machine_key(topology: Topology) -> str:
-    """What tells a machine from others: a hash of its vertices and links."""
+    """The identity of a machine: a hash of its vertices and links."""
     return topology_hash(topology)
 
 
-#: Seconds that a split takes for a message of so many bytes.
+#: The seconds of a split for a number of bytes.
 Timer = Callable[[Split, int], float]
 
 
-#: What more copies must save to be preferred to the fewer that come first, of the time of one on one path.
+#: The saving that more copies need over fewer ones, which are tried first, as a part of the time of one on one path.
 LEAST_GAIN = 0.005
 
 
 def fill(
     src: int, dst: int, direct: Split, options: Callable[[int], Iterable[Split]], timer: Timer, gain: float = 0.0
 ) -> PairSplits:
-    """The row of a pair: for each class of sizes the fastest of ``options(size)``, and none that is slower than direct.
+    """The row of a pair: for each class of sizes the fastest of ``options(size)``, or ``direct`` if none is faster.
 
     An option is judged at the shortest and at the longest message of a class: at both it must save more than the part
-    ``gain`` of what ``direct`` takes. The time of a split is convex in the size as long as its chunks are as many (the
-    latest of several ends, each linear), and that of ``direct`` is linear: so it is not slower between the two either.
+    ``gain`` of the time of ``direct``. With a fixed number of chunks, the time of a split is convex in the size, as the
+    maximum of linear times. The time of ``direct`` is linear, so the option is not slower between both sizes either.
     """
-    found: list[Split] = []
+    rows: list[Split] = []
     for low, high in pairwise((LEAST_BYTES, *CLASSES, BEYOND_BYTES)):
         ends = (low, high)
         alone = [timer(direct, size) for size in ends]
@@ -166,14 +166,14 @@ def fill(
         best = msgspec.structs.replace(
             best, up_to_bytes=end, gb_per_s=round(rate, 3), direct_gb_per_s=round(high / alone[1] / 1e9, 3)
         )
-        if found and (found[-1].parts, found[-1].chunks) == (best.parts, best.chunks):
-            found.pop()
-        found.append(best)
-    return PairSplits(src, dst, tuple(found))
+        if rows and (rows[-1].parts, rows[-1].chunks) == (best.parts, best.chunks):
+            rows.pop()
+        rows.append(best)
+    return PairSplits(src, dst, tuple(rows))
 
 
 def to_json(table: PathTable) -> str:
-    """Canonical, a line per split."""
+    """The table as canonical JSON, one line per split."""
     document = msgspec.to_builtins(table, enc_hook=str)
     rows = []
     for pair in document.pop("pairs"):
@@ -184,54 +184,54 @@ def to_json(table: PathTable) -> str:
 
 
 def from_json(content: bytes, machine: str, where: str = "path table") -> PathTable:
-    """The table in ``content``, for ``machine``; a TopologyError says why it is none."""
+    """The table in ``content``, for ``machine``; a TopologyError states the fault of a bad one."""
     try:
-        found = msgspec.json.decode(content)
-        if isinstance(found, dict) and (fault := version_fault(found.get("schema_version"))):
+        document = msgspec.json.decode(content)
+        if isinstance(document, dict) and (fault := version_fault(document.get("schema_version"))):
             raise TopologyError(f"{where}: {fault}")
-        table = msgspec.convert(_with_kind(found), PathTable, dec_hook=_fraction)
+        table = msgspec.convert(_with_kind(document), PathTable, dec_hook=_fraction)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise TopologyError(f"{where}: not a table of paths: {str(error)[:200]}") from None
     check_labels(where, [("name", table.name), ("source", table.source), ("machine", table.machine)])
     if table.kind not in (SIMULATED, LABORATORY):
         raise TopologyError(f"{where}: kind {table.kind[:40]!r}; expected {SIMULATED} or {LABORATORY}")
     if table.machine != machine:
-        raise TopologyError(f"{where}: it is for machine {table.machine} ({table.name}), and this one is {machine}")
+        raise TopologyError(f"{where}: it is for machine {table.machine} ({table.name}), but this one is {machine}")
     for pair in table.pairs:
         fault = _fault(pair)
         if fault:
             raise TopologyError(f"{where}: from {pair.src} to {pair.dst}: {fault}")
     ends = [(pair.src, pair.dst) for pair in table.pairs]
     if len(set(ends)) < len(ends) or len(ends) > MOST_PAIRS:
-        raise TopologyError(f"{where}: two rows for one pair, or more than {MOST_PAIRS}")
+        raise TopologyError(f"{where}: expected at most {MOST_PAIRS} pairs, each once")
     return table
 
 
-def _with_kind(found: Any) -> Any:
-    """What a file holds, with the kind that older ones left to the source's words."""
-    if not isinstance(found, dict) or "kind" in found or _OF_LABORATORIES not in str(found.get("source")):
-        return found
-    return {**found, "kind": LABORATORY}
+def _with_kind(document: Any) -> Any:
+    """The document with a kind; older files only state it in the text of the source."""
+    if not isinstance(document, dict) or "kind" in document or _OF_LABORATORIES not in str(document.get("source")):
+        return document
+    return {**document, "kind": LABORATORY}
 
 
 def _fraction(kind: type, value: Any) -> Fraction:
-    """A weight, from text: not of any length, since exact arithmetic would take as long."""
+    """A weight from text of limited length, since exact arithmetic with long numbers takes long."""
     if kind is not Fraction or not isinstance(value, str) or len(value) > 40 or "e" in value.lower():
         raise ValueError(f'a weight is text like "1/2" or "0.25", got {str(value)[:60]!r}')
     try:
         return Fraction(value)
     except ZeroDivisionError:
-        raise ValueError(f"a weight of {value}") from None
+        raise ValueError(f"a weight divides by zero: {value}") from None
 
 
 def _fault(pair: PairSplits) -> str | None:
-    """What is wrong with a row; None for nothing."""
+    """The fault of a row, or None."""
     ends = [split.up_to_bytes for split in pair.splits]
     if not ends or ends[-1] is not None or len(ends) > MOST_SPLITS:
         return f"expected 1 to {MOST_SPLITS} splits, the last with up_to_bytes null"
     sizes = [-1 if end is None else end for end in ends[:-1]]
     if any(a >= b for a, b in pairwise((0, *sizes))):
-        return f"up_to_bytes must rise from above 0, got {sizes[:5]}"
+        return f"up_to_bytes must be positive and ascending, got {sizes[:5]}"
     for split in pair.splits:
         if not 1 <= split.chunks <= MOST_CHUNKS or not 1 <= len(split.parts) <= MOST_PARTS:
             return f"expected 1 to {MOST_CHUNKS} chunks and 1 to {MOST_PARTS} parts"
@@ -249,21 +249,21 @@ def _part_fault(part: Part, pair: PairSplits) -> str | None:
         return f"expected 1 to {MOST_STREAMS} streams, got {part.streams}"
     simple = 2 <= len(part.path) <= MOST_VERTICES and len(set(part.path)) == len(part.path)
     if not simple or (part.path[0], part.path[-1]) != (pair.src, pair.dst):
-        return f"path {list(part.path)[:10]} does not lead from {pair.src} to {pair.dst}, each vertex once"
+        return f"path {list(part.path)[:10]} does not lead from {pair.src} to {pair.dst} with each vertex once"
     return None
 
 
 def read(path: FilePath, machine: str) -> PathTable:
-    """The table in a file; raises as :func:`from_json`, and an OSError where it cannot be read."""
+    """The table in a file, with the errors of :func:`from_json`, and an OSError if it cannot be read."""
     with path.open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise TopologyError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; a table of paths is not")
+        raise TopologyError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; expected a table of paths")
     return from_json(content, machine, str(path))
 
 
 def read_or_ignore(path: FilePath, machine: str) -> PathTable | None:
-    """The table in a file; None, and one line of warning, where there is none for this machine."""
+    """The table in a file; None if it does not exist, and None with a warning if it is not usable."""
     try:
         return read(path, machine)
     except FileNotFoundError:
@@ -276,5 +276,5 @@ def read_or_ignore(path: FilePath, machine: str) -> PathTable | None:
 
 
 def write(path: FilePath, table: PathTable) -> None:
-    """Writes all of it or nothing; an OSError leaves what was there."""
+    """Write the file completely or not at all; an OSError leaves the old content."""
     write_or_replace(path, to_json(table).encode())

@@ -1,8 +1,8 @@
-"""Between topologies and packing: rank positions and dense indexes in, vertex ids out.
+"""Conversion between topologies (vertex ids) and packing networks (rank positions and dense indexes).
 
 Transit vertices with exactly two neighbours (a NIC between a GPU and the network, a bridge with one GPU) are
-contracted: a chain of links is one arc with the least capacity of the chain. Packing sees the small graph;
-trees, cuts, partitions and prices are translated back to the real vertices.
+contracted: a chain of links is one arc with the least capacity of the chain. Packing uses the small graph; trees, cuts,
+partitions and prices are translated back to the real vertices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RankNetwork:
     chain: dict[Arc, Path]
 
     def path(self, hop: Iterable[int]) -> Path:
-        """A hop in network vertices as the path of vertex ids it takes."""
+        """The path of vertex ids of a hop in network vertices."""
         stops = tuple(hop)
         path = [self.ids[stops[0]]]
         for arc in itertools.pairwise(stops):
@@ -38,7 +38,7 @@ class RankNetwork:
         return tuple(path)
 
     def side(self, side: Iterable[int]) -> tuple[int, ...]:
-        """A cut's side in vertex ids: contracted vertices go where the fewest links cross (a minimum cut)."""
+        """One side of a cut in vertex ids, with contracted vertices placed for the least capacity (a minimum cut)."""
         inside = frozenset(self.ids[v] for v in side)
         if len(self.ids) == len(self.topology.vertices):
             return tuple(sorted(inside))
@@ -63,7 +63,7 @@ class RankNetwork:
             at = self._narrowest(chain)
             for position, vertex in enumerate(chain[1:-1], start=1):
                 home.setdefault(vertex, home[chain[0] if position <= at else chain[-1]])
-        for link in self.topology.links:  # what no chain needs: anywhere beside a neighbour
+        for link in self.topology.links:  # a vertex outside all chains joins the block of a neighbour
             home.setdefault(link.src, home.get(link.dst, 0))
             home.setdefault(link.dst, home[link.src])
         members: dict[int, list[int]] = {}
@@ -72,7 +72,7 @@ class RankNetwork:
         return tuple(sorted(tuple(block) for block in members.values()))
 
     def prices(self, prices: Mapping[Arc, Fraction | int]) -> dict[Arc, Fraction]:
-        """Prices on arcs as prices on links: each on the narrowest link of its chain."""
+        """Prices of arcs as prices of links, each on the narrowest link of its chain."""
         real = {}
         for arc, price in prices.items():
             chain = self.chain[arc]
@@ -86,7 +86,7 @@ class RankNetwork:
 
 
 class ByIdentity:
-    """A topology as a key: compared by identity, since hashing hundreds of links for each look-up would cost more."""
+    """A topology as a cache key, compared by identity, since hashing hundreds of links per look-up is slow."""
 
     __slots__ = ("topology",)
 
@@ -100,9 +100,11 @@ class ByIdentity:
         return isinstance(other, ByIdentity) and self.topology is other.topology
 
 
-def rank_network_of(topology: Topology, ranks: tuple[int, ...], kept: frozenset[int] = frozenset()) -> RankNetwork:
-    """The packing problem's graph for these ranks; every other vertex is transit, and ``kept`` are not contracted."""
-    return _rank_network_of(ByIdentity(topology), ranks, kept)
+def rank_network_of(
+    topology: Topology, ranks: tuple[int, ...], uncontracted: frozenset[int] = frozenset()
+) -> RankNetwork:
+    """The packing network for these ranks; all other vertices are transit, and ``uncontracted`` stay vertices."""
+    return _rank_network_of(ByIdentity(topology), ranks, uncontracted)
 
 
 @lru_cache(maxsize=64)
@@ -110,11 +112,11 @@ def _rank_network_of(key: ByIdentity, ranks: tuple[int, ...], uncontracted: froz
     topology = key.topology
     capacity = {arc: link.capacity for arc, link in topology.link.items()}
     chains: dict[Arc, Path] = {arc: arc for arc in capacity}
-    kept = [v.id for v in topology.vertices if v.id not in frozenset(ranks)]
-    for vertex in sorted(kept):
+    transit = [v.id for v in topology.vertices if v.id not in frozenset(ranks)]
+    for vertex in sorted(transit):
         if vertex not in uncontracted and _contract(vertex, capacity, chains):
-            kept.remove(vertex)
-    ids = (*ranks, *sorted(kept))
+            transit.remove(vertex)
+    ids = (*ranks, *sorted(transit))
     index = {vertex: i for i, vertex in enumerate(ids)}
     arcs = tuple(sorted((index[u], index[v], c) for (u, v), c in capacity.items()))
     network = FlowNetwork(len(ids), len(ranks), arcs)
@@ -122,7 +124,7 @@ def _rank_network_of(key: ByIdentity, ranks: tuple[int, ...], uncontracted: froz
 
 
 def _contract(vertex: int, capacity: dict[Arc, int], chains: dict[Arc, Path]) -> bool:
-    """Replace a transit vertex with two neighbours by direct arcs, unless they are joined already."""
+    """Replace a transit vertex with two neighbours by direct arcs, unless the neighbours are joined already."""
     ends = sorted({u for u, v in capacity if v == vertex} | {v for u, v in capacity if u == vertex})
     if len(ends) != 2 or any((a, b) in capacity for a, b in (ends, ends[::-1])):
         return False

@@ -1,10 +1,10 @@
-"""Plans made lighter for at most a hundredth of the rate: weights that chunks can have, and trees of fewer hops.
+"""Refinement of plans for at most a hundredth of the rate: weights with small denominators, and trees of fewer hops.
 
-Short weights are multiples of 1/q of a block, q at most 64. The optimum of a linear program has weights like 47/91, or
-of dozens of digits, and chunks want few. Here the trees of a plan stay, and for each q every tree gets a whole number
-of the q units of its block: what is nearest to its weight, and then units go from a tree that crosses the fullest link
-to another tree of the same block, for as long as that helps. Blocks that are cut alike, as those of ranks that are
-alike, are dealt alike, so that what is symmetric stays so.
+Short weights are multiples of 1/q of a block, with q at most 64. The optimum of a linear program has weights like
+47/91, or with dozens of digits, while chunks need small denominators. The trees of the plan stay. For each q every tree
+gets the whole number of units nearest to its weight, q per block. Then units move from a tree on the fullest link to
+another tree of the same block while that improves the rate. Blocks with the same weights, such as those of equivalent
+ranks, get the same units, so a symmetric plan stays symmetric.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from blinkccl.trees.packing.oracles import column_of
 from blinkccl.trees.packing.symmetry import Symmetry, arc_orbits, folded, no_symmetry, symmetry_of
 from blinkccl.trees.packing.templates import rotated, symmetric_hops
 
-#: The largest denominator that a weight may have, as a part of a block.
+#: The largest denominator of a weight, as a part of a block.
 LONGEST_WEIGHT = 64
-#: So many q, the best as they are, are looked at for moves of units, with so many looks at loads in all.
+#: The number of q, the best before any move, for which moves of units are tried, and the total limit of load checks.
 FEW_IMPROVED, MOST_LOOKS = 8, 1_000_000
 
 
 def least_rate(forest: Forest) -> Fraction:
-    """What must be left of its rate: all but a hundredth, of the bound where it is as near to that."""
+    """The least rate after refinement: 99 % of the forest's rate, or of the bound if its rate is at least that."""
     near = forest.bound * (1 - LOSS)
     return max(forest.rate * (1 - LOSS), near) if forest.rate >= near else forest.rate * (1 - LOSS)
 
 
 def shortened(forest: Forest) -> Forest:
-    """The same trees with short weights, the fastest found; ``forest`` itself where its are, or too much is lost."""
+    """The same trees with short weights at the best rate; ``forest`` itself if its are short, or if that costs more."""
     if forest.longest_weight <= LONGEST_WEIGHT:
         return forest
     weights = _Dealing(forest).best()
@@ -56,7 +56,7 @@ def shortened(forest: Forest) -> Forest:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """Shares that get as many units: one of each group that is cut alike. ``part`` is of a group, ``load`` of all."""
+    """Shares with equal units, one per block of a group; ``part`` is their part of the group, ``load`` their sum."""
 
     group: int
     part: Fraction
@@ -65,7 +65,7 @@ class _Class:
 
 
 class _Dealing:
-    """Units for the shares of a forest."""
+    """The assignment of units to the shares of a forest."""
 
     def __init__(self, forest: Forest) -> None:
         self._forest = forest
@@ -75,21 +75,21 @@ class _Dealing:
         self._capacity = {arc: forest.topology.link[arc].capacity for arc in crossings(forest.shares)}
 
     def best(self) -> list[Fraction]:
-        """The weights that are the fastest; of such the shortest."""
-        dealt = {q: self._nearest(q) for q in range(1, LONGEST_WEIGHT + 1)}
-        fullest = {q: max(self._full(units).values()) / q for q, units in dealt.items()}
-        for q in sorted(dealt, key=lambda q: fullest[q])[:FEW_IMPROVED]:
-            fullest[q] = self._improved(dealt[q]) / q
+        """The weights with the highest rate, of equal ones the shortest."""
+        units_by_q = {q: self._nearest(q) for q in range(1, LONGEST_WEIGHT + 1)}
+        fullest = {q: max(self._full(units).values()) / q for q, units in units_by_q.items()}
+        for q in sorted(units_by_q, key=lambda q: fullest[q])[:FEW_IMPROVED]:
+            fullest[q] = self._improved(units_by_q[q]) / q
         limit = min(fullest.values()) * (1 + 1e-9)
-        best = min(q for q in dealt if fullest[q] <= limit)
+        best = min(q for q in units_by_q if fullest[q] <= limit)
         weights = [Fraction(0)] * len(self._forest.shares)
-        for kind, units in zip(self._classes, dealt[best], strict=True):
+        for kind, units in zip(self._classes, units_by_q[best], strict=True):
             for share in kind.shares:
                 weights[share] = Fraction(units, best * self._blocks)
         return weights
 
     def _nearest(self, q: int) -> list[int]:
-        """Whole units by the largest remainders: q for each block of a group."""
+        """Whole units by largest remainders, q per block of a group."""
         exact = [kind.part * q * self._blocks_of_group[kind.group] for kind in self._classes]
         units = [int(x) for x in exact]
         for group, blocks in enumerate(self._blocks_of_group):
@@ -100,7 +100,7 @@ class _Dealing:
         return units
 
     def _full(self, units: Sequence[int]) -> dict[Arc, float]:
-        """How full each link is."""
+        """The load of each link as a part of its capacity."""
         load: Counter[Arc] = Counter()
         for kind, count in zip(self._classes, units, strict=True):
             if count:
@@ -109,7 +109,7 @@ class _Dealing:
         return {arc: load[arc] / capacity for arc, capacity in self._capacity.items()}
 
     def _improved(self, units: list[int]) -> float:
-        """Moves units, and says how full that leaves the fullest link."""
+        """Move units while that helps; the result is the load of the fullest link."""
         full = self._full(units)
         while (move := self._move(units, full, max(full, key=lambda arc: full[arc]))) is not None:
             source, target = move
@@ -120,7 +120,7 @@ class _Dealing:
         return max(full.values())
 
     def _move(self, units: Sequence[int], full: dict[Arc, float], fullest: Arc) -> tuple[int, int] | None:
-        """A unit less of a tree on the fullest link, one more of another, so that nothing it loads becomes as full."""
+        """The best move of a unit from a tree on the fullest link to another one, without a new link as full."""
         best, limit = None, full[fullest] * (1 - 1e-9)
         for i, source in enumerate(self._classes):
             if not units[i] or fullest not in source.load:
@@ -139,7 +139,7 @@ class _Dealing:
 
 
 def _changes(source: _Class, target: _Class) -> dict[Arc, int]:
-    """By how much the load of arcs changes when a unit goes from one to the other."""
+    """The change of the load of arcs if a unit moves from ``source`` to ``target``."""
     changes = {arc: -times for arc, times in source.load.items()}
     for arc, times in target.load.items():
         changes[arc] = changes.get(arc, 0) + times
@@ -147,9 +147,9 @@ def _changes(source: _Class, target: _Class) -> dict[Arc, int]:
 
 
 def _classes(forest: Forest, blocks: int) -> tuple[list[_Class], list[int]]:
-    """The classes of a forest's shares, and for each group of them how many blocks it has.
+    """The classes of a forest's shares, and the number of blocks of each group of classes.
 
-    Of an AllReduce all of S is one group of N blocks, unless every root has a block's worth: then each has a group.
+    For an AllReduce all of S is one group of N blocks, unless every root has 1/N of S: then each root is a block.
     """
     by_block: dict[object, list[int]] = {}
     for i, share in enumerate(forest.shares):
@@ -160,13 +160,13 @@ def _classes(forest: Forest, blocks: int) -> tuple[list[_Class], list[int]]:
             by_root.setdefault(share.root, []).append(i)
         totals = {sum((forest.shares[i].weight for i in mine), Fraction(0)) for mine in by_root.values()}
         by_block = by_root if totals == {Fraction(1, blocks)} else by_block
-    alike: dict[tuple[Fraction, ...], list[list[int]]] = {}
+    by_weights: dict[tuple[Fraction, ...], list[list[int]]] = {}
     for mine in by_block.values():
         ordered = sorted(mine, key=lambda i: -forest.shares[i].weight)
-        alike.setdefault(tuple(forest.shares[i].weight for i in ordered), []).append(ordered)
+        by_weights.setdefault(tuple(forest.shares[i].weight for i in ordered), []).append(ordered)
     classes = []
     blocks_of_group = []
-    for group, (weights, members) in enumerate(alike.items()):
+    for group, (weights, members) in enumerate(by_weights.items()):
         total = sum(weights)
         blocks_of_group.append(int(total * blocks))
         for place, weight in enumerate(weights):
@@ -176,58 +176,57 @@ def _classes(forest: Forest, blocks: int) -> tuple[list[_Class], list[int]]:
     return classes, blocks_of_group
 
 
-# Plans made shallower: trees of fewer hops within a hundredth of the best rate, of every collective that has trees.
+# Shallower plans: trees of fewer hops within a hundredth of the best rate, for every collective with trees.
 #
-# Trees that fill a cut exactly are grown for their rate, and may be deep, while a hop costs as much as thousands of
-# bytes. Where a plan is deeper than it need be, trees of at most so many hops are looked for, by halving the depths
-# that there are.
-#: Roots with trees of their own, times pairs of ranks, at most; and links with loads of their own, four times as many
-#: where the least depth is asked for.
+# Trees that fill a cut exactly are optimized for their rate and may be deep, but a hop costs as much time as thousands
+# of bytes. If a plan is deeper than necessary, trees with a limit of hops are searched, by bisection of the depth.
+#: The largest number of roots with separate trees times pairs of ranks, and of links with separate loads. The latter is
+#: four times as large for ``least-depth``.
 MOST_PRICED, MOST_LINKS = 1 << 20, 192
-#: How much of the rate trees may lose: the other half of a hundredth is for shorter weights.
+#: The loss of rate for fewer hops; the other half of a hundredth is for shorter weights.
 TREES_LOSS = LOSS / 2
 
 
-def is_deep(request: Request, view: RankNetwork, known: Forest) -> bool:
-    """True if ``known`` is deeper than is asked, and a search for fewer hops takes seconds."""
+def is_deep(request: Request, view: RankNetwork, current: Forest) -> bool:
+    """True if ``current`` is deeper than the objective requires, and a search for fewer hops takes seconds."""
     network = _packed_in(request, view)
-    return not _is_fair(request, _fewest_hops(request, network), known.depth) and _served(request, network)
+    return not _is_fair(request, _fewest_hops(request, network), current.depth) and _served(request, network)
 
 
-def shallower(request: Request, view: RankNetwork, known: Forest) -> Forest:
-    """A forest of fewer hops than ``known``, as few as are found, near its bound; ``known`` where there is none."""
+def shallower(request: Request, view: RankNetwork, current: Forest) -> Forest:
+    """The shallowest forest near the bound of ``current``; ``current`` itself if none with fewer hops is known."""
     network = _packed_in(request, view)
-    low, high = _fewest_hops(request, network), known.depth
-    best = known
+    low, high = _fewest_hops(request, network), current.depth
+    best = current
     while low < high:
         levels = (low + high) // 2
-        found = _within(request, view, network, levels, known)
-        if found is None:
+        forest = _within(request, view, network, levels, current)
+        if forest is None:
             low = levels + 1
         else:
-            best, high = found, found.depth
+            best, high = forest, forest.depth
     return best
 
 
-def _within(request: Request, view: RankNetwork, network: FlowNetwork, levels: int, known: Forest) -> Forest | None:
-    """A forest of at most so many hops, near the bound of ``known``, with weights that chunks can have."""
+def _within(request: Request, view: RankNetwork, network: FlowNetwork, levels: int, current: Forest) -> Forest | None:
+    """A forest of at most ``levels`` hops near the bound of ``current``, with short weights; None without success."""
     mix = _mix(request, network, levels)
     all_to_all = request.collective.root is None and not mix.both_ways
-    bound = known.bound / network.terminals if all_to_all else known.bound
+    bound = current.bound / network.terminals if all_to_all else current.bound
     trees = mix.best(bound, bound * (1 - TREES_LOSS))
     if trees is None:
         return None
-    found = shortened(forest_of(request, view, "optimal", tree_drafts(request, trees), known.certificate))
-    return found if found.longest_weight <= LONGEST_WEIGHT else None
+    forest = shortened(forest_of(request, view, "optimal", tree_drafts(request, trees), current.certificate))
+    return forest if forest.longest_weight <= LONGEST_WEIGHT else None
 
 
 def _packed_in(request: Request, view: RankNetwork) -> FlowNetwork:
-    """The links as trees from their roots see them."""
+    """The network for out-trees from the roots: reversed for collectives that only reduce."""
     return reverse_of(view.network) if request.collective.only_reduces else view.network
 
 
 def _fewest_hops(request: Request, network: FlowNetwork) -> int:
-    """Hops without which some rank is not reached; AllReduce may have the roots that reach all soonest."""
+    """The least depth that reaches all ranks; AllReduce may use the roots with the least depth."""
     if request.collective.root is not None:
         return network.hop_eccentricity(request.collective.root)
     hops = [network.hop_eccentricity(root) for root in symmetry_of(network).roots]
@@ -235,10 +234,10 @@ def _fewest_hops(request: Request, network: FlowNetwork) -> int:
 
 
 def _is_fair(request: Request, least: int, depth: int) -> bool:
-    """Whether a plan is as shallow as is asked, where no rank is reached in fewer than ``least`` hops.
+    """True if a plan of ``depth`` is shallow enough for the objective; ``least`` is the least possible depth.
 
-    By default two thirds more are, and a hop. So are all trees from one root: those of fewer hops are many, and take a
-    linear program to find where a plan needs none.
+    The default accepts two thirds more, and at least one hop more. It accepts all trees from one root, since fewer hops
+    would need more trees, and a linear program for a plan that otherwise needs none.
     """
     if request.objective == "least-depth":
         return depth <= least
@@ -246,7 +245,7 @@ def _is_fair(request: Request, least: int, depth: int) -> bool:
 
 
 def _served(request: Request, network: FlowNetwork) -> bool:
-    """Whether the search takes seconds: of links both ways alike, where both ways are used, and of not too many."""
+    """True if the search takes seconds: not too many links, which for an AllReduce must be symmetric."""
     if request.collective.name == "allreduce" and not network.symmetric:
         return False
     symmetry = symmetry_of(network)
@@ -257,10 +256,10 @@ def _served(request: Request, network: FlowNetwork) -> bool:
 
 
 def _mix(request: Request, network: FlowNetwork, levels: int) -> HopLimited:
-    """Trees from the root, or from every rank; of an AllReduce from any, used up to its root and down again.
+    """Trees from the root or from every rank; for an AllReduce from any rank, each used up and down.
 
-    The links of an AllReduce must be symmetric: then such trees reach what pairs of different ones do. (A pair and its
-    mirror image load links as the two trees do, each both ways.)
+    An AllReduce needs symmetric links. Such trees then reach the rate of pairs of different trees: a pair and its
+    mirror image load the links as both trees used up and down do.
     """
     if request.collective.root is not None:
         return HopLimited(network, no_symmetry(network), levels, {request.collective.root: 0})
@@ -270,21 +269,20 @@ def _mix(request: Request, network: FlowNetwork, levels: int) -> HopLimited:
     return HopLimited(network, symmetry, levels, {root: group for group, root in enumerate(symmetry.roots)})
 
 
-# Trees of at most so many hops: the best mix of them that column generation finds, near a rate that is proved.
+# Trees with a limit of hops: the best mix that column generation finds, near a proved rate.
 #
-# The cheapest tree within a number of hops is NP-hard to find, so columns are cheap trees and perhaps not the
-# cheapest (native/packing/hop_trees.cpp): a mix that is near the rate is one, and where none is found nothing is
-# proved. Trees are then left out for as long as the others make up for them. All trees that a symmetry makes of one
-# have the same weight.
-#: Lots of new trees, at most; a linear program after each.
+# The cheapest tree within a number of hops is NP-hard to find. So columns are cheap trees, perhaps not the cheapest
+# (native/packing/hop_trees.cpp). A mix near the rate is valid, but if none is found, nothing is proved. Trees are then
+# dropped while the others can carry their data. All images of a tree under the symmetry have the same weight.
+#: The most rounds of new trees, with a linear program after each.
 MOST_ROUNDS = 100
-#: New trees of a lot, at most, where they share the data.
+#: The most new trees of a round for roots that share the data.
 MOST_SHARED = 16
 
 
 @dataclass(frozen=True)
 class HopLimited:
-    """Trees of at most so many ``levels``; roots of one of the ``groups``, by number, share the data."""
+    """The search for trees of at most ``levels`` hops; roots with the same number in ``groups`` share the data."""
 
     network: FlowNetwork
     symmetry: Symmetry
@@ -293,23 +291,23 @@ class HopLimited:
     both_ways: bool = False
 
     def best(self, rate: Fraction, near: Fraction) -> list[OutTree] | None:
-        """Trees that carry ``near`` per group at least, of the proved ``rate``; None where none are found."""
+        """Trees with a rate per group of at least ``near``, of the proved ``rate``; None if none are found."""
         orbit = arc_orbits(self.network, self.symmetry.moves)
         copies = len(self.symmetry.moves)
-        blocks = 1 if self.both_ways else copies  # of a group
+        blocks = 1 if self.both_ways else copies  # blocks of a group
         demand = [Fraction(1)] * len(set(self.groups.values()))
-        found = best_mix(
+        mix = best_mix(
             *(folded(self.network, orbit), demand, lambda prices: self._columns(prices, orbit)),
             *(rate * blocks, near * blocks, MOST_ROUNDS),
         )
-        if found is None:
+        if mix is None:
             return None
-        total, columns = found
+        total, columns = mix
         moved: list[OutTree] = []
         for column, weight in columns:
             root, hops = column.payload
             part, tree = weight * blocks / total / copies, breadth_first(root, hops)
-            # Moved hops stay level by level, as the template's are.
+            # Moved hops stay ordered by level, as the template's hops are.
             moved += [(move[root], part, rotated(tree, move)) for move in self.symmetry.moves]
         return sorted(moved, key=lambda tree: (tree[0], -tree[1]))
 
@@ -322,7 +320,7 @@ class HopLimited:
             (root, [(u, v) for v, u in enumerate(parent) if u >= 0])
             for root, parent in native_flows.hop_trees(cost, self.levels, list(self.groups)) or ()
         ]
-        if self.both_ways:  # of a group that all roots share
+        if self.both_ways:  # all roots are one group
             trees = nsmallest(MOST_SHARED, trees, key=lambda tree: sum(cost[u][v] for u, v in tree[1]))
         ways = {ends: hop(*ends) for ends in dict.fromkeys(ends for _, tree in trees for ends in tree)}
         loaded = {ends: [orbit[arc] for arc in self._crossed(way)] for ends, way in ways.items()}
@@ -336,5 +334,5 @@ class HopLimited:
         ]
 
     def _crossed(self, hop: Hop) -> list[Arc]:
-        there = list(pairwise(hop))
-        return there + [(v, u) for u, v in there] if self.both_ways else there
+        arcs = list(pairwise(hop))
+        return arcs + [(v, u) for u, v in arcs] if self.both_ways else arcs

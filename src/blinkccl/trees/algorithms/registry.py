@@ -1,7 +1,7 @@
-"""Which algorithms there are, and what each is asked: (topology, collective, ranks) → Forest.
+"""The planning algorithms: functions from a :class:`Request` (topology, collective, ranks) to a Forest.
 
-To add an algorithm: write one file beside this one with a function ``plan(request) -> Forest``, and add its
-row to :data:`ALGORITHMS`. The conformance tests and the command line pick it up from there.
+To add an algorithm, write one file in this folder with a function ``plan(request) -> Forest``, and add its row to
+:data:`ALGORITHMS`. The conformance tests and the command line use this table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blinkccl.trees.forest.model import Forest
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A registry row; ``module`` is imported on first use, so that listing them costs nothing."""
+    """A row of the registry; ``module`` is imported on first use, so a list of algorithms imports none."""
 
     module: str
     about: str
@@ -26,13 +26,13 @@ class Algorithm:
     function: str = "plan"
 
     def plan(self, request: Request) -> Forest:
-        """The forest, or UnsupportedError with the reason why not."""
+        """The forest for ``request``, or an UnsupportedError with the reason."""
         if request.objective not in self.objectives:
             raise UnsupportedError(
-                f"--objective {request.objective} is for --algo optimal: this algorithm's trees are given"
+                f"--objective {request.objective} needs --algo optimal: the trees of other algorithms are fixed"
             )
         if request.max_trees is not None and len(self.objectives) == 1:
-            raise UnsupportedError("--max-trees is for --algo optimal: this algorithm's trees are given")
+            raise UnsupportedError("--max-trees needs --algo optimal: the trees of other algorithms are fixed")
         plan: Callable[[Request], Forest] = getattr(import_module(self.module), self.function)
         if request.deterministic is None:
             return plan(request)
@@ -43,7 +43,7 @@ class Algorithm:
         return in_one(request) if best else stated(plan(replace(request, deterministic=None)))
 
 
-#: The registry. ``auto`` is ``optimal`` until sizes are known.
+#: The registry. ``auto`` is ``optimal`` as long as the size is unknown.
 ALGORITHMS: dict[str, Algorithm] = {
     "optimal": Algorithm(
         "blinkccl.trees.algorithms.optimal",
@@ -108,8 +108,8 @@ ALGORITHMS: dict[str, Algorithm] = {
         "multi-path UCX, multi-path copy; maximum flow",
     ),
 }
-#: Plans that are proved, simulated and compared with, but that no engine but the reference runs: none of them is tried
-#: for a job, nor for ``auto``.
+#: Plans for proof, simulation and comparison, which only the reference engine runs. They are not tried for a job, nor
+#: for ``auto``.
 NOT_RUN: dict[str, Algorithm] = {
     "in_switch": Algorithm(
         "blinkccl.trees.algorithms.in_switch",
@@ -121,10 +121,10 @@ ALIASES = {"auto": "optimal"}
 
 
 def algorithm(name: str) -> Algorithm:
-    """The registry row of ``name`` or of the alias ``auto``; a UsageError lists those there are."""
+    """The registry row of ``name`` or of the alias ``auto``; a UsageError lists all names."""
     try:
         return {**ALGORITHMS, **NOT_RUN}[ALIASES.get(name, name)]
     except KeyError:
-        known = [*ALIASES, *ALGORITHMS, *NOT_RUN]
-        near = did_you_mean(name, known)
-        raise UsageError(f"unknown algorithm {name!r}{near}; expected one of {', '.join(known)}") from None
+        names = [*ALIASES, *ALGORITHMS, *NOT_RUN]
+        near = did_you_mean(name, names)
+        raise UsageError(f"unknown algorithm {name!r}{near}; expected one of {', '.join(names)}") from None

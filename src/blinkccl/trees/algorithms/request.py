@@ -1,4 +1,4 @@
-"""A request for a plan: a collective among ranks of a machine, its links, and the preference among plans."""
+"""A request for a plan: a collective on ranks of a machine, its links, and the preference among plans."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from blinkccl.errors import UsageError
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 
-#: How to choose among forests of the same rate. Among many ranks that are not alike ``shallow``, alone, may miss a
-#: hundredth of the rate, for few trees of equal weight (``optimal.py``); ``exact`` is ``shallow`` without that.
+#: The preference among forests of the same rate. For many ranks without symmetry, only ``shallow`` may lose a hundredth
+#: of the rate, for few trees of equal weight (``optimal.py``); ``exact`` is ``shallow`` without that loss.
 OBJECTIVES = ("shallow", "fewest-trees", "least-depth", "exact")
-#: What of a result is to be the same for every size: the order in which its elements are summed.
+#: The property of a result that is equal for every size: the order in which its elements are summed.
 DETERMINISTIC = ("order",)
 
 
@@ -21,9 +21,9 @@ DETERMINISTIC = ("order",)
 class Request:
     """A collective to plan, on a whole machine or cluster: rank ``i`` of ``collective`` is vertex ``ranks[i]``.
 
-    ``links`` and ``relays`` are those of :func:`blinkccl.topology.select.network_for`.
-    ``max_trees`` is the most trees that share one block of the data, whatever rate that costs; None for any number.
-    ``deterministic``: "order" for plans that sum every element in one order (:mod:`blinkccl.trees.algorithms.order`).
+    ``links`` and ``relays`` are those of :func:`blinkccl.topology.select.network_for`. ``max_trees`` is the most trees
+    that share one block of the data, at any loss of rate; None for any number. ``deterministic`` is "order" for plans
+    that sum every element in one order (:mod:`blinkccl.trees.algorithms.order`).
     """
 
     topology: Topology
@@ -51,5 +51,5 @@ class Request:
 
     @cached_property
     def network(self) -> Topology:
-        """The links to plan on: ``topology`` cut down to ``ranks``, ``links`` and ``relays``."""
+        """The links for planning: the part of ``topology`` for ``ranks``, ``links`` and ``relays``."""
         return network_for(self.topology, self.ranks, self.links, relays=self.relays)

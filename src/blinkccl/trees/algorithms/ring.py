@@ -1,22 +1,22 @@
-"""Rings as NCCL 2.4 builds them: the baseline of the paper, PCIe fall-back included.
+"""Rings as in NCCL 2.4: the baseline of the paper, including the fall-back to PCIe.
 
-Inside one server, the rule (NCCL 2.4; Blink, MLSys 2020, §2.1):
+Inside one server, the rule is (NCCL 2.4; Blink, MLSys 2020, §2.1):
 
-1. As many link-disjoint directed Hamiltonian cycles over NVLink as there are. For at most 4 GPUs every link
-   is also tried as two of half the speed, which counts only if it more than doubles the number of rings (a
-   P100 quad gets 6 half rings instead of 2).
-2. Where no such cycle exists but GPUs reach each other through switches, the ring in the order of the nearest
-   neighbour, both ways round.
-3. Where some GPU has no NVLink into the set: one ring over PCIe, each GPU followed by its nearest.
-4. Where every GPU has one, and still no cycle exists: one ring in the order of the ranks over PCIe.
+1. The most link-disjoint directed Hamiltonian cycles over NVLink. For at most 4 GPUs every link is also tried as two of
+   half the speed, which is used only if it more than doubles the number of rings (a P100 quad gets 6 half rings instead
+   of 2).
+2. If no such cycle exists but GPUs reach each other through switches: the ring in the order of the nearest neighbour,
+   in both directions.
+3. If some GPU has no NVLink to another GPU of the job: one ring over PCIe, each GPU followed by its nearest.
+4. If every GPU has one, and still no cycle exists: one ring in the order of the ranks over PCIe.
 
-So ``ring`` always sees the PCIe links too, whatever ``--links`` says, and never relays through a GPU outside
-the job. In tree form a ring AllReduce is N shares per ring: share r goes up the chain that ends at rank r and
-down the chain that starts at r, in the direction of the ring.
+So ``ring`` also uses PCIe links for every value of ``--links``, and never relays through a GPU outside the job. In tree
+form a ring AllReduce has N shares per ring: share r uses the chain that ends at rank r up, and the chain that starts at
+r down, in the direction of the ring.
 
-Over several servers NCCL lines up the GPUs of each server and joins the lines over the network, in the order of the
-ranks and in one direction for all its channels (src/graph/connect.cc; FujitsuPolycom/sparkring, issue 273, counts the
-bytes). Where cables are in place of a switch, that closes a ring only if a cable joins each to the next.
+Over several servers NCCL forms a line of the GPUs of each server. It joins the lines over the network, in the order of
+the ranks and in one direction for all its channels (src/graph/connect.cc; FujitsuPolycom/sparkring, issue 273, counts
+the bytes). With cables instead of a switch, this closes a ring only if a cable joins each rank to the next.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SERVED = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter")
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Ranks (vertex ids) in the direction of the data, and the capacity it has on each of its hops."""
+    """Ranks (vertex ids) in the direction of the data, and the capacity of the ring on each of its hops."""
 
     order: tuple[int, ...]
     capacity: Fraction
@@ -63,7 +63,7 @@ class Ring:
 def plan(request: Request) -> Forest:
     """The rings that NCCL 2.4 would use, with weights in proportion to their capacities.
 
-    The forest is on the links that the rings use, and so is its bound: NVLink, or PCIe where NCCL falls back to it.
+    The forest and its bound are on the links of the rings: NVLink, or PCIe if NCCL falls back to it.
 
     Raises
     ------
@@ -72,17 +72,17 @@ def plan(request: Request) -> Forest:
 
     Notes
     -----
-    For rings of capacity R in all, AllReduce runs at R·N / (2(N−1)), AllGather and ReduceScatter at R·N / (N−1),
+    For rings of total capacity R, AllReduce runs at R·N / (2(N−1)), AllGather and ReduceScatter at R·N / (N−1),
     Broadcast and Reduce at R. Cost: AllReduce 2(N−1) steps, 2(N−1)/N·S on each link of a single ring; Broadcast and
-    Reduce N−1 steps, S. Where we differ: equal rings are one ring with the sum of their capacities, instead of one
-    channel each; and NVLinks through a switch carry one ring each way instead of a copy of it for every lane.
+    Reduce N−1 steps, S. Differences from NCCL: equal rings are one ring with the sum of their capacities, instead of
+    one channel each. NVLinks through a switch carry one ring in each direction, instead of a copy for every lane.
     """
     require_served(request)
     return on_rings(request, "ring", *rings_for(request))
 
 
 def require_served(request: Request) -> None:
-    """Refuse a collective that has no ring."""
+    """Refuse a collective without a ring."""
     require_collective(request, "ring", SERVED, "use --algo optimal")
 
 
@@ -99,16 +99,16 @@ def on_rings(request: Request, algorithm: str, network: Topology, rings: Sequenc
 
 
 def rate(request: Request, rings: Sequence[Ring]) -> Fraction:
-    """What :func:`on_rings` reaches, without drawing it where every rank is a root; in units of the rings' links."""
+    """The rate of :func:`on_rings` if every rank is a root, without its forest; in units of the rings' links."""
     if request.collective.root is not None:
-        raise InternalError("rings with one root leave a hop out: draw them")
+        raise InternalError("rings with one root leave a hop out, so their rate needs a forest")
     size = request.collective.world_size
     phases = 2 if request.collective.name == "allreduce" else 1
     return sum((ring.capacity for ring in rings), Fraction(0)) * size / (phases * (size - 1))
 
 
 def _parts(request: Request, ring: Ring, paths: Paths) -> Iterator[tuple[Block, int, Tree | None, Tree | None]]:
-    """(block, root, up, down) of each share of one ring; all of the same weight."""
+    """(block, root, up, down) of each share of one ring; all have the same weight."""
     name, root = request.collective.name, request.collective.root
     for rank in request.ranks if root is None else (request.ranks[root],):
         down = cyclic(ring.order, rank)
@@ -122,38 +122,38 @@ def _parts(request: Request, ring: Ring, paths: Paths) -> Iterator[tuple[Block, 
 
 
 def in_channels(request: Request, lane_gb_per_s: Fraction, per_lane: int, most: int) -> Forest:
-    """The forest of :func:`plan`, a share for each channel: ``per_lane`` of them on each lane of a ring.
+    """The forest of :func:`plan` with a ring per channel: ``per_lane`` channels on each lane of a ring.
 
-    At most ``most`` channels in all, and one for a ring over anything but NVLink and its likes. Halves of lanes count
-    as lanes where rings have them, and each line over several servers too. NCCL 2.4.2 has two per lane and 16 at most
-    (src/transport/p2p.cu).
+    There are at most ``most`` channels, and one for a ring over links of other kinds than NVLink, xGMI or shared
+    memory. If rings use halves of lanes, a half counts as a lane, and so does each line over several servers. NCCL
+    2.4.2 has two channels per lane and 16 at most (src/transport/p2p.cu).
     """
     require_served(request)
-    network, found = rings_for(request)
+    network, closed = rings_for(request)
     fast = any(link.kind in FAST_KINDS for link in network.links)
     lane = lane_gb_per_s / exact_unit(network)
-    if any((2 * ring.capacity / lane) % 2 == 1 for ring in found):
+    if any((2 * ring.capacity / lane) % 2 == 1 for ring in closed):
         lane /= 2
     alone = len(by_server(network, request.ranks)) == 1
     channels = []
-    for ring in found:
+    for ring in closed:
         times = per_lane * (max(1, int(ring.capacity / lane)) if alone else 1) if fast else 1
-        times = max(1, min(times, most // len(found)))
+        times = max(1, min(times, most // len(closed)))
         channels += [replace(ring, capacity=ring.capacity / times)] * times
     return on_rings(request, "ring", network, channels)
 
 
 def ring_count(request: Request) -> int:
-    """How many rings NCCL 2.4 finds on NVLink; 0 where it falls back to PCIe."""
-    network, found = fast_rings(request)
-    return len(found) if network is None else counted(request.topology, network, found)
+    """The number of rings of NCCL 2.4 on NVLink; 0 if it falls back to PCIe."""
+    network, closed = fast_rings(request)
+    return len(closed) if network is None else counted(request.topology, network, closed)
 
 
 def counted(topology: Topology, network: Topology, rings: Sequence[Ring]) -> int:
-    """How many rings these on fast links are.
+    """The number of rings on fast links.
 
-    Rings over direct links are counted in lanes, the largest rate of which every NVLink of the machine is a multiple: a
-    P100 quad's 6 half rings count as 3. Rings through switches or over servers are counted as they are.
+    Rings over direct links are counted in lanes, so 6 half rings of a P100 quad count as 3. The rate of a lane is the
+    largest one of which every NVLink of the machine is a multiple. Rings through switches or over servers count as one.
     """
     if any(network.is_transit(v) for v in network.vertex):
         return len(rings)
@@ -161,7 +161,7 @@ def counted(topology: Topology, network: Topology, rings: Sequence[Ring]) -> int
 
 
 def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
-    """The rings and the links they lie on: NVLink if it closes one, else PCIe, else UnsupportedError."""
+    """The rings and their links: NVLink if it closes a ring, else PCIe, else UnsupportedError."""
     if request.links not in PCIE_CHOICES:
         network, rings = fast_rings(request)
         if network is not None and rings:
@@ -169,7 +169,7 @@ def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
         why = "no NVLink ring through all ranks exists"
         by_rank = network is not None
     else:
-        why, by_rank = "PCIe was asked for", False
+        why, by_rank = f"--links {request.links} selects PCIe", False
     links = request.links if request.links in PCIE_CHOICES else "pcie"
     try:
         network = replace(request, links=links, relays=False).network
@@ -179,7 +179,7 @@ def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
 
 
 def _fall_back(network: Topology, ranks: Sequence[int], by_rank: bool) -> tuple[Ring, ...]:
-    """The one ring over PCIe."""
+    """The single ring over PCIe."""
     paths = transit_paths(network, ranks)
     if over_cables(network, ranks):
         return _in_order_of_ranks(network, paths, ranks)
@@ -193,26 +193,26 @@ def _fall_back(network: Topology, ranks: Sequence[int], by_rank: bool) -> tuple[
 
 
 def over_cables(network: Topology, ranks: Sequence[int]) -> bool:
-    """Whether cables join servers with a rank each."""
+    """True if cables join servers with one rank each."""
     return len(by_server(network, ranks)) == len(ranks) and bool(cables_of(network))
 
 
 def _in_order_of_ranks(network: Topology, paths: Paths, ranks: Sequence[int]) -> tuple[Ring, ...]:
-    """The one ring over cables."""
+    """The single ring over cables."""
     for u, v in pairwise((*ranks, ranks[0])):
         if (u, v) not in paths:
             raise UnsupportedError(
-                f"ring: NCCL goes round in the order of the ranks, and no cable leads from {u} to {v}; use --algo "
+                f"ring: NCCL's ring follows the order of the ranks, but no cable leads from {u} to {v}; use --algo "
                 "optimal"
             )
     return _with_capacity(network, paths, [tuple(ranks)])
 
 
 def fast_rings(request: Request) -> tuple[Topology | None, tuple[Ring, ...]]:
-    """The rings over NVLink, xGMI or shared memory, and those links.
+    """The rings over NVLink, xGMI or shared memory, and these links.
 
-    The links are None where some rank has none into the set (NCCL then takes PCIe in PCIe order); the
-    rings are empty where no ring closes (NCCL then takes PCIe in rank order).
+    The links are None if some rank has none to other ranks (NCCL then uses PCIe in PCIe order). The rings are empty if
+    no ring closes (NCCL then uses PCIe in rank order).
     """
     try:
         network = replace(request, links="fast", relays=False).network
@@ -222,8 +222,8 @@ def fast_rings(request: Request) -> tuple[Topology | None, tuple[Ring, ...]]:
         return None, ()
     if len(by_server(network, request.ranks)) > 1:
         return network, _cluster_rings(network, request.ranks)
-    found = rings(network, request.ranks, _lane(request.topology, network))
-    return network, found or _switched_rings(network, request.ranks)
+    direct = rings(network, request.ranks, _lane(request.topology, network))
+    return network, direct or _switched_rings(network, request.ranks)
 
 
 def rings(network: Topology, ranks: Sequence[int], lane: int = 1) -> tuple[Ring, ...]:
@@ -236,16 +236,16 @@ def rings(network: Topology, ranks: Sequence[int], lane: int = 1) -> tuple[Ring,
         for x in network.links
         if x.src in ranks and x.dst in ranks and x.kind in FAST_KINDS and x.capacity >= lane
     }
-    found, size = max_disjoint_cycles(lanes, ranks), Fraction(lane)
+    cycles, size = max_disjoint_cycles(lanes, ranks), Fraction(lane)
     if len(ranks) <= 4:
         halves = max_disjoint_cycles({arc: 2 * count for arc, count in lanes.items()}, ranks)
-        if sum(times for _, times in halves) > 2 * sum(times for _, times in found):
-            found, size = halves, size / 2
-    return tuple(Ring(order, times * size) for order, times in found)
+        if sum(times for _, times in halves) > 2 * sum(times for _, times in cycles):
+            cycles, size = halves, size / 2
+    return tuple(Ring(order, times * size) for order, times in cycles)
 
 
 def _lane(topology: Topology, network: Topology) -> int:
-    """One lane in units of ``network``: what divides every link of these kinds in the whole machine."""
+    """The capacity of a lane in units of ``network``: the divisor of every link of these kinds in the machine."""
     kinds = frozenset(x.kind for x in network.links if x.kind in FAST_KINDS)
     sample = network.links[0]
     scale = topology.link[sample.src, sample.dst].capacity // sample.capacity
@@ -253,7 +253,7 @@ def _lane(topology: Topology, network: Topology) -> int:
 
 
 def _switched_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]:
-    """Through switches: one order of nearest neighbours, both ways round."""
+    """The ring of nearest neighbours through switches, in both directions."""
     paths = transit_paths(network, ranks)
     if missing_pairs(paths, ranks):
         return ()
@@ -263,19 +263,18 @@ def _switched_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]
 
 
 def _cluster_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]:
-    """The line of each server after the line of the one before; none where a server has no line.
+    """The ring over the lines of all servers; () if a server has no line.
 
-    Where every line closes, each turn of it is a line too: where that is faster, ring k enters servers at GPU k.
+    If every line closes, its rotations are lines too. If they are faster, ring k enters servers at GPU k.
     """
     paths = transit_paths(network, ranks)
     servers = by_server(network, ranks)
-    lines = [line_up(network, paths, members) for members in servers]
-    found = [line for line in lines if line is not None]
-    if len(found) < len(lines):
+    lines = [line for members in servers if (line := line_up(network, paths, members)) is not None]
+    if len(lines) < len(servers):
         return ()
-    turnable = all(line_up(network, paths, (line[-1], line[0])) is not None for line in found)
+    turnable = all(line_up(network, paths, (line[-1], line[0])) is not None for line in lines)
     turned = [
-        tuple(rank for line in found for rank in cyclic(line, line[k % len(line)])) for k in range(max(map(len, found)))
+        tuple(rank for line in lines for rank in cyclic(line, line[k % len(line)])) for k in range(max(map(len, lines)))
     ]
     if any(hop not in paths for order in turned for hop in pairwise((*order, order[0]))):
         return ()
@@ -287,17 +286,17 @@ def _cluster_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]:
 
 
 def _nearest(paths: Paths, ranks: Sequence[int]) -> tuple[int, ...]:
-    """From the first rank always on to the nearest left, by links crossed, then by the order of ranks."""
-    order, left = [ranks[0]], list(ranks[1:])
-    while left:
-        onward = min(left, key=lambda v: len(paths[order[-1], v]))
-        left.remove(onward)
+    """The order from the first rank always to the nearest remaining one, by links, then by the order of ranks."""
+    order, remaining = [ranks[0]], list(ranks[1:])
+    while remaining:
+        onward = min(remaining, key=lambda v: len(paths[order[-1], v]))
+        remaining.remove(onward)
         order.append(onward)
     return tuple(order)
 
 
 def _with_capacity(network: Topology, paths: Paths, orders: Sequence[tuple[int, ...]]) -> tuple[Ring, ...]:
-    """Rings of equal capacity, as large as the links that they share allow."""
+    """Rings of equal capacity, the largest that their shared links allow."""
     closed = [Share(Fraction(1), 0, None, order[0], None, chain_down(paths, (*order, order[0]))) for order in orders]
     capacity = min(network.link[arc].capacity / use for arc, use in link_use(closed).items())
     return tuple(Ring(order, capacity) for order in orders)

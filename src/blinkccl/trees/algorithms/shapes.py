@@ -1,8 +1,8 @@
-"""What hand-made algorithms draw: hops between ranks, stars and chains of them, lines of ranks, and a forest.
+"""Parts of hand-made algorithms: hops between ranks, stars and chains of hops, lines of ranks, and the forest.
 
-A hop of a tree is a :data:`~blinkccl.trees.forest.model.Path`. Its ends are ranks of the job; its interior is
-everything else: switches, NICs, host bridges, and GPUs that are relays. A rank is never interior, because a
-rank that passes data on is a vertex of the tree.
+A hop of a tree is a :data:`~blinkccl.trees.forest.model.Path`. Its ends are ranks of the job. Its interior vertices are
+switches, NICs, host bridges, and GPUs that are relays. A rank is never interior, since a rank that forwards data is a
+vertex of the tree.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest, Path, Share, Tree, attained_rate
 
 T = TypeVar("T")
-#: Paths between ranks, as :func:`transit_paths` gives them.
+#: Paths between ranks, as from :func:`transit_paths`.
 Paths = Mapping[tuple[int, int], Path]
 
 
 class TransitPaths(Mapping[tuple[int, int], Path]):
-    """``(u, v) → (u, …, v)`` for every ordered pair of ranks that links and transit vertices (all others) join.
+    """``(u, v) → (u, …, v)`` for every ordered pair of ranks joined by links and transit vertices (all other vertices).
 
-    The path has the fewest links; among those, its narrowest link is widest; then by the order of vertex ids. Pairs
-    come with u in the order of ``ranks`` and v by hops, then id. Those from one rank are looked for together, breadth
-    first, when the first of them is asked for.
+    The path has the fewest links; of these the widest narrowest link; then the order of vertex ids decides. Pairs are
+    ordered by u as in ``ranks``, then by hops and id of v. The paths from one rank are computed together, breadth
+    first, at the first request for one of them.
     """
 
     def __init__(self, network: Topology, ranks: Sequence[int]) -> None:
@@ -44,10 +44,10 @@ class TransitPaths(Mapping[tuple[int, int], Path]):
         self._found: dict[int, dict[int, Path]] = {}
 
     def onward(self, source: int) -> Mapping[int, Path]:
-        """The paths from ``source``, by where they end."""
+        """The paths from ``source``, by their last vertex."""
         if source not in self._found:
-            known = source in self._ranks
-            self._found[source] = dict(_paths_from(source, self._following, self._ranks)) if known else {}
+            is_rank = source in self._ranks
+            self._found[source] = dict(_paths_from(source, self._following, self._ranks)) if is_rank else {}
         return self._found[source]
 
     def __getitem__(self, pair: tuple[int, int]) -> Path:
@@ -61,7 +61,7 @@ class TransitPaths(Mapping[tuple[int, int], Path]):
 
 
 def transit_paths(network: Topology, ranks: Sequence[int]) -> TransitPaths:
-    """The paths between ``ranks``; remembered for the last networks asked for."""
+    """The paths between ``ranks``; the results for the last networks are cached."""
     return _transit_paths(ByIdentity(network), tuple(ranks))
 
 
@@ -73,8 +73,8 @@ def _transit_paths(network: ByIdentity, ranks: tuple[int, ...]) -> TransitPaths:
 def _paths_from(
     source: int, following: Mapping[int, list[tuple[int, int]]], is_rank: Container[int]
 ) -> list[tuple[int, Path]]:
-    """The best paths from ``source``, found layer by layer: (target, path) by hops, then target."""
-    found: list[tuple[int, Path]] = []
+    """The best paths from ``source``, computed layer by layer: (target, path) by hops, then target."""
+    paths: list[tuple[int, Path]] = []
     reached = {source}
     layer: dict[int, tuple[float, Path]] = {source: (float("inf"), (source,))}
     while layer:
@@ -91,8 +91,8 @@ def _paths_from(
                     beyond[target] = candidate
         layer = dict(sorted(beyond.items()))
         reached.update(layer)
-        found.extend((vertex, path) for vertex, (_, path) in layer.items() if vertex in is_rank)
-    return found
+        paths.extend((vertex, path) for vertex, (_, path) in layer.items() if vertex in is_rank)
+    return paths
 
 
 def missing_pairs(paths: Mapping[tuple[int, int], Path], ranks: Sequence[int]) -> list[tuple[int, int]]:
@@ -101,7 +101,7 @@ def missing_pairs(paths: Mapping[tuple[int, int], Path], ranks: Sequence[int]) -
 
 
 def cyclic(order: Sequence[T], start: T) -> tuple[T, ...]:
-    """``order`` turned so that it begins with ``start``."""
+    """``order`` rotated so that it begins with ``start``."""
     at = order.index(start)
     return (*order[at:], *order[:at])
 
@@ -112,29 +112,29 @@ def star_up(paths: Paths, root: int, ranks: Sequence[int]) -> Tree:
 
 
 def star_down(paths: Paths, root: int, ranks: Sequence[int]) -> Tree:
-    """``root`` sends to every other rank."""
+    """The star in which ``root`` sends to every other rank."""
     return Tree(root, tuple(paths[root, leaf] for leaf in cyclic(ranks, root)[1:]))
 
 
 def chain_down(paths: Paths, order: Sequence[int]) -> Tree:
-    """Data starts at ``order[0]`` and is handed on along ``order``."""
+    """The chain that forwards data from ``order[0]`` along ``order``."""
     return Tree(order[0], tuple(paths[u, v] for u, v in pairwise(order)))
 
 
 def chain_up(paths: Paths, order: Sequence[int]) -> Tree:
-    """Data starts at ``order[0]``, is combined along ``order``, and ends at ``order[-1]``."""
+    """The chain that reduces data from ``order[0]`` along ``order`` to ``order[-1]``."""
     return Tree(order[-1], tuple(paths[u, v] for u, v in pairwise(order)))
 
 
 def flipped(paths: Paths, tree: Tree) -> Tree:
-    """The same tree run the other way, over the paths that lead that way."""
+    """The same tree in the other direction, over the paths of that direction."""
     return Tree(tree.root, tuple(paths[path[-1], path[0]] for path in tree.edges))
 
 
 def laid_over(rows: Sequence[Sequence[T]], weight: Callable[[T], Fraction]) -> Iterator[tuple[Fraction, list[T]]]:
-    """One entry of every row for each piece of the data, as large as can be, where all rows cut the same whole.
+    """The largest pieces of the data with a single entry of every row; the weights of all rows have the same sum.
 
-    They cut it at the prefix sums of their weights; equal weights are cut no further.
+    Rows are cut at the prefix sums of their weights; rows of equal weights need no further cuts.
     """
     ends = [list(accumulate(map(weight, row))) for row in rows]
     for low, high in pairwise(sorted({Fraction(0), *chain(*ends)})):
@@ -142,7 +142,7 @@ def laid_over(rows: Sequence[Sequence[T]], weight: Callable[[T], Fraction]) -> I
 
 
 def by_server(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each server, both in the order in which they are given."""
+    """The ranks of each server; servers and ranks are in the order of ``ranks``."""
     servers: dict[int, list[int]] = {}
     for rank in ranks:
         servers.setdefault(topology.vertex[rank].server, []).append(rank)
@@ -150,7 +150,7 @@ def by_server(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...]
 
 
 def require_one_server(request: Request, algorithm: str) -> None:
-    """Refuse ranks on several servers, with their names."""
+    """Refuse ranks on several servers; the message lists the servers."""
     servers = sorted({request.topology.vertex[rank].server for rank in request.ranks})
     if len(servers) > 1:
         raise UnsupportedError(
@@ -160,7 +160,7 @@ def require_one_server(request: Request, algorithm: str) -> None:
 
 
 def stays_inside(network: Topology, path: Path) -> bool:
-    """Whether ``path`` keeps to the server of its first vertex and crosses no NIC."""
+    """True if ``path`` stays in the server of its first vertex and crosses no NIC."""
     server = network.vertex[path[0]].server
     return all(network.vertex[v].server == server and network.vertex[v].kind != "nic" for v in path)
 
@@ -168,7 +168,7 @@ def stays_inside(network: Topology, path: Path) -> bool:
 def line_up(
     network: Topology, paths: Paths, members: Sequence[int], start: int | None = None
 ) -> tuple[int, ...] | None:
-    """The ranks of one server, from ``start`` if given, in an order in which each hop stays inside it; None if none."""
+    """The ranks of one server, from ``start`` if set, in an order with hops inside the server only; None if none."""
     arcs = {
         (u, v): min(network.link[arc].capacity for arc in pairwise(path))
         for (u, v), path in ((pair, paths[pair]) for pair in _pairs(paths, members))
@@ -182,14 +182,14 @@ def _pairs(paths: Paths, members: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def require_collective(request: Request, algorithm: str, served: Sequence[str], instead: str) -> None:
-    """Refuse a collective that ``algorithm`` does not serve; ``instead`` says what to do."""
+    """Refuse a collective that ``algorithm`` does not support; ``instead`` is the advice in the message."""
     name = request.collective.name
     if name not in served:
-        raise UnsupportedError(f"{algorithm} does not serve {name}, only {', '.join(served)}; {instead}")
+        raise UnsupportedError(f"{algorithm} does not support {name}, only {', '.join(served)}; {instead}")
 
 
 def require_adjacent(paths: Paths, network: Topology, ranks: Sequence[int], algorithm: str) -> None:
-    """Refuse ranks of which two are more than one hop apart, naming the first such pair and how many there are."""
+    """Refuse ranks with pairs more than one hop apart; the message has the first such pair and their number."""
     missing = missing_pairs(paths, ranks)
     if missing:
         u, v = missing[0]
@@ -201,7 +201,7 @@ def require_adjacent(paths: Paths, network: Topology, ranks: Sequence[int], algo
 
 
 def forest_on(request: Request, algorithm: str, network: Topology, shares: Sequence[Share]) -> Forest:
-    """The forest of ``shares`` on ``network``, at the rate it attains and with the proof of the best rate."""
+    """The forest of ``shares`` on ``network``, with its rate and with the proof of the best rate."""
     return Forest(
         request.collective,
         request.ranks,

@@ -1,26 +1,23 @@
-"""Stars: one-hop trees (Blink, MLSys 2020, §3.5, for DGX-2), and the AllReduces "one-shot" and "flat" made of them.
+"""Stars: one-hop trees (Blink, MLSys 2020, §3.5, for DGX-2), and the algorithms "one-shot" and "flat" for AllReduce.
 
-Where every pair of ranks is one hop apart, through a switch or directly, no relay is needed: each rank is the
-root of 1/N of the data and its tree is a star over the rest. The paper gives AllReduce. Its two halves are
-ReduceScatter and AllGather. Gather, Scatter, AllToAll and point-to-point are the same hops without fan-out.
-Broadcast and Reduce have one root, hence one star; more stars would need a second hop.
+If every pair of ranks is one hop apart, through a switch or directly, no relay is needed. Each rank is the root of 1/N
+of the data, and its tree is a star over the other ranks. The paper has AllReduce. Its two halves are ReduceScatter and
+AllGather. Gather, Scatter, AllToAll and point-to-point use the same hops without fan-out. Broadcast and Reduce have one
+root, so one star; more stars would need a second hop.
 
-=================  ======================  ===========================================
-collective         steps                   bytes out of the busiest rank, per S
-=================  ======================  ===========================================
-allreduce          2                       2 (N−1)/N
-reduce_scatter     1                       (N−1)/N
-allgather          1                       (N−1)/N
-broadcast          1                       N−1, at the root (latency, not bandwidth)
-reduce             1                       1, but N−1 into the root
-gather, scatter    1                       1/N, but (N−1)/N into (out of) the root
-alltoall           1                       (N−1)/N
-=================  ======================  ===========================================
+The bytes sent by the busiest rank, per S, are:
 
-Flat AllReduce (multi-path UCX, for Cedar) is load for load the AllReduce of one-hop trees: each GPU sends a distinct
-N-th of its data to every other to be reduced; then each sends its reduced N-th to all. It differs in what it asks
-for: it is an *intra-node* algorithm, so a hop may cross a switch or a host, but never a network. One-shot AllReduce
-sends all data to every rank, which reduces it itself: the fewest steps, for small messages (as in MSCCL++).
+- allreduce: 2 (N−1)/N, in 2 steps; all others have 1 step;
+- reduce_scatter, allgather, alltoall: (N−1)/N;
+- broadcast: N−1, at the root (for latency, not bandwidth);
+- reduce: 1, but the root receives N−1;
+- gather: 1/N, but the root receives (N−1)/N;
+- scatter: (N−1)/N, at the root.
+
+Flat AllReduce (multi-path UCX, for Cedar) has the same loads as the AllReduce of one-hop trees: each GPU sends a
+distinct N-th of its data to every other for reduction, then its reduced N-th to all. It is an *intra-node* algorithm,
+so a hop may cross a switch or a host, but never a network. One-shot AllReduce sends all data to every rank, which
+reduces it itself. It has the fewest steps, for small messages (as in MSCCL++).
 """
 
 from __future__ import annotations
@@ -47,24 +44,24 @@ from blinkccl.trees.forest.model import Forest, Share, Tree, to_ids
 def one_hop(request: Request) -> Forest:
     """The N stars of §3.5, or the one-hop form of any other collective.
 
-    For AllReduce, ReduceScatter, AllGather, Gather, Scatter and AllToAll among equal ports of one switch the rate is
-    the optimum.
+    For AllReduce, ReduceScatter, AllGather, Gather, Scatter and AllToAll on equal ports of one switch the rate is the
+    optimum.
 
     Raises
     ------
     UnsupportedError
-        If any two ranks are not one hop apart; the pair is named.
+        If two ranks are not one hop apart; the message names the pair.
 
     Notes
     -----
-    Where we differ: the paper counts a hop through NVSwitch only; a direct link counts here as well, so a
-    fully connected group (4 GPUs of a DGX-1, Cedar) has one-hop trees too.
+    Difference from the paper, which counts hops through NVSwitch only: a direct link is a hop too. So a fully connected
+    group (4 GPUs of a DGX-1, Cedar) has one-hop trees.
     """
     return _stars(request, "one_hop")
 
 
 def flat(request: Request) -> Forest:
-    """N shares of 1/N: a star up to each rank and the same star down.
+    """The forest of N shares of 1/N: a star up to each rank and the same star down.
 
     Raises
     ------
@@ -74,16 +71,16 @@ def flat(request: Request) -> Forest:
 
     Notes
     -----
-    Cost: 2 steps, 2(N−1)/N·S per rank; rate N/2 on direct links of capacity 1 (on 4 GPUs 2, the optimum). Where we
-    differ: the article also sends part of each intra-socket hop through host memory. Here a hop is one path.
+    Cost: 2 steps, 2(N−1)/N·S per rank; rate N/2 on direct links of capacity 1 (on 4 GPUs 2, the optimum). Difference
+    from the article, which also sends part of each intra-socket hop through host memory: a hop is one path.
     """
-    require_collective(request, "flat", ("allreduce",), "use --algo one_hop, whose stars serve the rest")
+    require_collective(request, "flat", ("allreduce",), "use --algo one_hop for other collectives")
     require_one_server(request, "flat")
     return _stars(request, "flat")
 
 
 def one_shot(request: Request) -> Forest:
-    """N up-stars over one slice: N shares of weight 1 with the same ``slice``, so the weight counts once.
+    """The forest of N up-stars over one slice: N shares of weight 1 with the same ``slice``, so it counts once.
 
     Raises
     ------
@@ -92,11 +89,11 @@ def one_shot(request: Request) -> Forest:
 
     Notes
     -----
-    Cost: 1 step; each rank sends and receives (N−1)·S. Among N ranks on direct links of capacity 1 the rate
-    is 1, against N/2 of :func:`one_hop`; through a switch port of capacity c it is c/(N−1), against
-    c·N/(2(N−1)). Every rank reduces in rank order, as lowering has it, so all get the same bits.
+    Cost: 1 step; each rank sends and receives (N−1)·S. For N ranks on direct links of capacity 1 the rate is 1,
+    compared with N/2 of :func:`one_hop`; through a switch port of capacity c it is c/(N−1), compared with c·N/(2(N−1)).
+    After lowering every rank reduces in rank order, so all get the same bits.
     """
-    require_collective(request, "one_shot", ("allreduce",), "use --algo one_hop, whose stars serve the rest")
+    require_collective(request, "one_shot", ("allreduce",), "use --algo one_hop for other collectives")
     network, ranks = request.network, request.ranks
     paths = transit_paths(network, ranks)
     require_adjacent(paths, network, ranks, "one_shot")
@@ -126,6 +123,6 @@ def _shares(request: Request, item: Item, paths: Paths) -> Iterator[Share]:
     elif len(targets) > 1:
         yield Share(item.weight, 0, block, sources[0], None, star_down(paths, sources[0], ranks))
     else:
-        # One block from one rank to one rank; a block that stays where it is has no edges.
+        # One block from one rank to one rank; a block that stays at its rank has no edges.
         hop = None if sources == targets else Tree(sources[0], (paths[sources[0], targets[0]],))
         yield Share(item.weight, 0, block, sources[0], None, hop)

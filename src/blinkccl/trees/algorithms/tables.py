@@ -1,9 +1,9 @@
-"""One table from size to what runs: its rows, its lookup, and the file that measurements leave.
+"""The table of ways to run a call by its size: rows, look-up, and the file of measurements.
 
-A *way* is how a call may run: an algorithm in a protocol, with messages of some size. A *row* says which ways serve the
-sizes S in [``least``, ``below``); of several, the ranks try all while they work. Rows come from predictions
-(:mod:`blinkccl.nccl.choices`), from what is built in (:mod:`blinkccl.runtime.host_table`), or from measurements, whose
-rows are *cells* and have what each way took. A file of cells is JSON and made to be read::
+A *way* to run a call is an algorithm in a protocol, with a size of messages. A *row* has the ways for sizes S in
+[``least``, ``below``). If it has several, the ranks try all of them during their calls. Rows come from predictions
+(:mod:`blinkccl.nccl.choices`), from the built-in table (:mod:`blinkccl.runtime.host_table`), or from measurements. Rows
+of measurements are *cells* with the time of each way. A file of cells is readable JSON::
 
     {"format": 2, "machine": "0f3c…", "name": "dgx-1v", "kind": "gpus", "by": "Tesla V100-SXM2-32GB, …", "slower": 1.0,
      "gpu": "Tesla V100-SXM2-32GB", "nccl": 23007, "cells": [
@@ -12,19 +12,23 @@ rows are *cells* and have what each way took. A file of cells is JSON and made t
         {"algorithm": "optimal", "protocol": "ll128", "seconds": 2.1e-05, "calls": 80},
         {"algorithm": "nccl", "protocol": "", "seconds": 3.0e-05, "calls": 80}]}]}
 
-It is for one machine, which a hash of its links tells from others
-(:func:`~blinkccl.trees.algorithms.path_table.machine_key`), or the name and number of a host's CPUs. ``ranks`` are
-vertices of it, or ranks of the host. ``kind`` is "gpus" (``blink tune``: libblink.so's own kernels, and NCCL, in
-turns), "laboratory" (``blink lab``: plans over TCP on links ``slower`` times slower; seconds are as if these had the
-machine's rates) or "host" (``blink tune -g``: processes that share memory, and what is built in, in turns). Who
-measured is said by ``by`` to people and by ``gpu`` and ``nccl``, its version as NCCL numbers it, to the planner.
+A table is for one machine, identified by a hash of its links
+(:func:`~blinkccl.trees.algorithms.path_table.machine_key`), or by the name and number of a host's CPUs. ``ranks`` are
+vertices of the machine, or ranks of the host. ``kind`` is one of:
 
-A cost is *measured where there is a measurement, else predicted*. A cell says it of all sizes of its range, and there
-what it lists is compared: who filled it measured what predictions gave a chance, so what it does not list has lost. A
-cell that lists nothing that can run here says nothing.
+- "gpus" (``blink tune``): kernels of libblink.so and NCCL, in alternation;
+- "laboratory" (``blink lab``): plans over TCP on links that are ``slower`` times slower, with seconds converted to the
+  machine's rates;
+- "host" (``blink tune -g``): processes that share memory, and the built-in choice, in alternation.
 
-Nothing in a file is trusted: one that is for another machine, cut off, of another format, or that contradicts itself
-(two ranges or two times for one thing) is refused with a sentence, and its reader does without.
+The origin of the measurement is ``by``, for people. For the planner it is ``gpu`` and ``nccl``, NCCL's version number.
+
+A cost is measured if there is a measurement, else predicted. A cell holds for all sizes of its range, and only its ways
+are compared. Its author measured the ways with a chance by prediction, so a way that it does not list has lost. A cell
+without a way that can run in this job has no effect.
+
+Nothing in a file is trusted. A file for another machine or format is refused with a message, and so is a truncated one.
+A table with overlapping ranges, or with two times for one way, is refused too. Its reader then uses no table.
 """
 
 from __future__ import annotations
@@ -46,28 +50,28 @@ from blinkccl.private_files import cache_directory, open_trusted, private_direct
 from blinkccl.topology.limits import check_labels, shortened
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 
-#: Raise it when the fields change, or our code becomes so much faster that older times say nothing of it.
+#: The version of the format; raise it if fields change, or if Blink becomes so much faster that old times mislead.
 FORMAT = 2
 MAX_FILE_BYTES = 8 << 20
-#: More than any size.
+#: Larger than any size.
 NO_LIMIT = 1 << 62
 GPUS, LABORATORY, HOST = "gpus", "laboratory", "host"
-#: Among the algorithms of cells: what NCCL alone takes, and what communicators run without a measurement.
+#: Algorithms of cells for NCCL itself, and for the built-in choice of communicators without a measurement.
 NCCL, BUILT_IN = "nccl", "built in"
-#: Protocols between processes: messages carry their flags inside; the system copies between ranks' own memories.
+#: Protocols between processes: messages that contain their flags; copies by the system between ranks' own memories.
 INLINE, COPIED = "ll", "copies"
-#: Ways of a row, and the largest message and the most parts that one may ask for.
+#: The most ways of a row, and the largest message and the most parts of a way.
 MOST_WAYS, MOST_CHUNK_BYTES, MOST_PARTS = 8, 1 << 30, 64
-#: "0" makes jobs do without what ``blink tune`` measured.
+#: With the value "0", jobs ignore the measurements of ``blink tune``.
 VARIABLE = "BLINK_TUNED"
 
 _log = logging.getLogger(__name__)
 
 
 class Way(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a call runs. ``chunk_bytes`` is the wanted message; 0: that of predictions.
+    """A way to run a call. ``chunk_bytes`` is the size of messages; 0: as predicted.
 
-    It is less where ``parts`` of S, of whole cache lines, are smaller.
+    Messages are smaller if one of ``parts`` parts of S, in whole cache lines, is smaller.
     """
 
     algorithm: str
@@ -77,17 +81,17 @@ class Way(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, o
 
     @property
     def inline(self) -> bool:
-        """Between processes: whether messages carry their flags inside."""
+        """True if messages between processes contain their flags."""
         return self.protocol == INLINE
 
     @property
     def copied(self) -> bool:
-        """Between processes: whether the system copies."""
+        """True if the system copies between processes."""
         return self.protocol == COPIED
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The algorithm and protocol, for messages."""
         return f"{self.algorithm} {self.protocol}".strip()
 
 
@@ -96,7 +100,7 @@ _Way = TypeVar("_Way")
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[_Way]):
-    """What serves S in [``least``, ``below``): the first of its ways, or of several the one that calls find fastest."""
+    """The ways for S in [``least``, ``below``); of several ways, calls determine the fastest."""
 
     least: int
     below: int
@@ -114,14 +118,14 @@ _Row = TypeVar("_Row", bound=_Ranged)
 
 
 def row_at(rows: Iterable[_Row], size_bytes: int) -> _Row | None:
-    """The row that serves S bytes; None where there is none."""
+    """The row for S bytes, or None."""
     return next((row for row in rows if row.least <= size_bytes < row.below), None)
 
 
 class Time(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a call took, the slowest rank's word, over so many ``calls``.
+    """The time of a call on the slowest rank, measured over ``calls`` calls.
 
-    ``variants``: other ways that the group chose among.
+    ``variants`` are the other ways among which the group selected.
     """
 
     algorithm: str
@@ -133,22 +137,22 @@ class Time(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, ways: Sequence[Way], seconds: float, calls: int) -> Time:
-        """What a way and its variants took."""
+        """The time of a way and its variants."""
         first, *variants = ways
         return cls(first.algorithm, first.protocol, seconds, calls, first.chunk_bytes, tuple(variants))
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """What was timed."""
+        """The ways that were timed."""
         return Way(self.algorithm, self.protocol, self.chunk_bytes), *self.variants
 
 
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One collective at one size, by which S in [``least``, ``below``) goes; ``root`` is a rank, −1 where none is.
+    """The measurement of one collective at one size, which is used for S in [``least``, ``below``).
 
-    ``ranks`` are vertices; ``measured`` is the day. ``tried`` counts what was measured where that is more than
-    ``times``. A cell serves nobody until it was ``confirmed`` by another measurement: a tuner that is killed leaves
-    some that were not.
+    ``root`` is a rank, or −1 without a root; ``ranks`` are vertices; ``measured`` is the day. ``tried`` is the number
+    of ways measured, if larger than that of ``times``. A cell is not used until another measurement has ``confirmed``
+    it: a tuner that is killed may leave unconfirmed ones.
     """
 
     collective: str
@@ -167,13 +171,13 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.collective, self.root, self.ranks
 
     def best(self, algorithm: str, protocols: Sequence[str] | None = None) -> Time | None:
-        """The least that an algorithm took, in any of the protocols (None: whatever ran it)."""
-        found = [
+        """The least time of an algorithm, in any of the protocols (None: in all)."""
+        times = [
             time
             for time in self.times
             if time.algorithm == algorithm and (protocols is None or time.protocol in protocols)
         ]
-        return min(found, key=lambda time: time.seconds, default=None)
+        return min(times, key=lambda time: time.seconds, default=None)
 
 
 class MeasuredTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,93 +198,95 @@ class MeasuredTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(cell for cell in self.cells if cell.ranks == tuple(ranks))
 
     def with_cell(self, cell: Cell) -> MeasuredTable:
-        """With a cell in the place of those of its collective and ranks that it overlaps."""
-        kept = [
+        """The table with ``cell`` instead of the cells of its collective and ranks that overlap its range."""
+        cells = [
             other
             for other in self.cells
             if other.key != cell.key or other.below <= cell.least or cell.below <= other.least
         ]
-        kept.append(cell)
-        kept.sort(key=lambda one: (list(COLLECTIVES).index(one.collective), one.root, one.ranks, one.least))
-        return msgspec.structs.replace(self, cells=tuple(kept))
+        cells.append(cell)
+        cells.sort(key=lambda one: (list(COLLECTIVES).index(one.collective), one.root, one.ranks, one.least))
+        return msgspec.structs.replace(self, cells=tuple(cells))
 
     def same_source(self, other: MeasuredTable) -> bool:
-        """Whether times of both may stand side by side."""
+        """True if the times of both tables are comparable."""
         return msgspec.structs.replace(self, cells=()) == msgspec.structs.replace(other, cells=())
 
 
 def cell_at(cells: Iterable[Cell], collective: Collective, size_bytes: int) -> Cell | None:
-    """Which of one job's cells says what S bytes take."""
+    """The cell for S bytes among the cells of one job, or None."""
     key = collective.name, -1 if collective.root is None else collective.root
     return row_at((cell for cell in cells if (cell.collective, cell.root) == key), size_bytes)
 
 
 def path_of(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where ``blink tune`` keeps a table; None where no cache is kept."""
+    """The path of a table of ``blink tune``; None without a cache."""
     directory = cache_directory(environ, "tuned")
     return None if directory is None else directory / f"{name}.json"
 
 
 def path_of_gpus(machine: str, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """As :func:`path_of`, of a machine's GPUs."""
+    """The path of the table of a machine's GPUs, as in :func:`path_of`."""
     return path_of(f"{GPUS}-{machine[:16]}", environ)
 
 
 def from_json(content: bytes, machine: str, where: str) -> MeasuredTable:
-    """The table in ``content``, for ``machine``; a UsageError says why it is none."""
+    """The table in ``content``, for ``machine``; a UsageError states the fault of a bad one."""
     try:
         version = msgspec.json.decode(content, type=_TableFormat).format
         if version not in (0, FORMAT):
             raise UsageError(f"{where}: its format is {version}, this version reads {FORMAT}")
-        found = msgspec.json.decode(content, type=MeasuredTable)
+        table = msgspec.json.decode(content, type=MeasuredTable)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise UsageError(f"{where} is no table of measurements: {shortened(str(error))}") from None
-    faults = (text for cell in found.cells if (text := cell_fault(cell, found.kind)))
-    fault = _fault(found, machine) or next(faults, "")
+    faults = (text for cell in table.cells if (text := cell_fault(cell, table.kind)))
+    fault = _fault(table, machine) or next(faults, "")
     if fault:
         raise UsageError(f"{where}: {fault}")
-    ranges = sorted((cell.key, cell.least, cell.below) for cell in found.cells)
+    ranges = sorted((cell.key, cell.least, cell.below) for cell in table.cells)
     for (key, _, below), (following, least, _) in pairwise(ranges):
         if key == following and least < below:
-            raise UsageError(f"{where}: two ranges of {key[0]} among {list(key[2])} have {least} bytes")
-    return found
+            raise UsageError(f"{where}: two ranges of {key[0]} among {list(key[2])} overlap at {least} bytes")
+    return table
 
 
 class _TableFormat(msgspec.Struct):
-    """What any format has."""
+    """The field of every format."""
 
     format: int = 0
 
 
-def _fault(found: MeasuredTable, machine: str) -> str:
+def _fault(table: MeasuredTable, machine: str) -> str:
     try:
         texts = ("machine", "name", "by", "gpu")
-        check_labels("table", [(text, getattr(found, text)) for text in texts])
+        check_labels("table", [(text, getattr(table, text)) for text in texts])
     except TopologyError as error:
         return str(error)
-    if found.kind not in (GPUS, LABORATORY, HOST) or not 0 < found.slower < inf:
-        return f"kind {shortened(found.kind)!r}, {found.slower} times slower: expected {GPUS}, {LABORATORY} or {HOST}"
-    if found.machine != machine:
-        return f"it was measured on machine {found.machine[:48]} ({found.name}), and this one is {machine[:48]}"
+    if table.kind not in (GPUS, LABORATORY, HOST) or not 0 < table.slower < inf:
+        return f"kind {shortened(table.kind)!r}, {table.slower} times slower: expected {GPUS}, {LABORATORY} or {HOST}"
+    if table.machine != machine:
+        return f"it was measured on machine {table.machine[:48]} ({table.name}), but this one is {machine[:48]}"
     return ""
 
 
 def cell_fault(cell: Cell, kind: str) -> str:
-    """What is wrong with a cell of a table of this kind; "" for nothing."""
+    """The fault of a cell of a table of this kind, or ""."""
     if cell.collective not in COLLECTIVES:
         return f"{shortened(cell.collective)!r}: there is no such collective"
-    what = f"{cell.collective} at {cell.size_bytes} bytes"
+    name = f"{cell.collective} at {cell.size_bytes} bytes"
     ranks = cell.ranks
     if not 2 <= len(ranks) <= 4096 or len(set(ranks)) < len(ranks) or not -1 <= cell.root < len(ranks):
-        return f"{what}: root {cell.root} among ranks {list(ranks[:8])}"
+        return (
+            f"{name}: root {cell.root} among ranks {list(ranks[:8])}, expected 2 to 4096 different ranks with the root"
+        )
     if not 0 <= cell.least <= cell.size_bytes < cell.below <= NO_LIMIT:
-        return f"{what}: its range is {cell.least} to {cell.below}"
+        return f"{name}: its range is {cell.least} to {cell.below}, expected one with its size"
     for time in cell.times:
         fault = _time_fault(time, kind)
         if fault:
-            return f"{what}: {fault}"
+            return f"{name}: {fault}"
     if len({time.ways for time in cell.times}) < len(cell.times):
-        return f"{what}: two times for one algorithm"
+        return f"{name}: two times for one algorithm"
     return ""
 
 
@@ -289,38 +295,41 @@ def _time_fault(time: Time, kind: str) -> str:
     if first.algorithm not in (BUILT_IN if kind == HOST else NCCL, *ALGORITHMS):
         return f"unknown algorithm {shortened(first.algorithm)!r}"
     if not 0 < time.seconds < inf or time.calls < 1:
-        return f"{first.algorithm} took {time.seconds} s in {time.calls} calls"
+        return f"{first.algorithm} took {time.seconds} s in {time.calls} calls, expected positive numbers"
     if len(variants) >= MOST_WAYS:
         return f"{len(time.ways)} ways, expected at most {MOST_WAYS}"
-    # Between processes nothing predicts the size of messages.
+    # The size of messages between processes is not predicted, so a time states it.
     least_chunk = int(kind == HOST and first.algorithm != BUILT_IN)
     for way in time.ways:
         if not least_chunk <= way.chunk_bytes <= MOST_CHUNK_BYTES or not 0 <= way.parts <= MOST_PARTS:
-            return f"messages of {way.chunk_bytes} bytes in {way.parts} parts"
+            return (
+                f"messages of {way.chunk_bytes} bytes in {way.parts} parts, expected {least_chunk} to "
+                f"{MOST_CHUNK_BYTES} bytes and at most {MOST_PARTS} parts"
+            )
     if kind == HOST and first.copied:
-        return "what the system copies is a variant"
+        return f"protocol {COPIED} is for variants, not for the first way"
     for way in variants:
         if way.algorithm != first.algorithm or way.protocol not in ({first.protocol} if first.inline else {"", COPIED}):
-            return f"variants do the same in other messages: {way.name} is none of {first.name}"
+            return f"variants may differ in their messages only: {way.name} is no variant of {first.name}"
     return ""
 
 
 def read(path: Path, machine: str) -> MeasuredTable:
-    """The table that ``blink tune`` left; an OSError if it is not there or not ours, else as :func:`from_json`."""
+    """The table of ``blink tune``; an OSError if it is missing or not trusted, else as :func:`from_json`."""
     with open_trusted(path, MAX_FILE_BYTES) as file:
         return from_json(file.read(MAX_FILE_BYTES), machine, str(path))
 
 
 def read_or_ignore(path: Path | None, machine: str, environ: Mapping[str, str] = os.environ) -> MeasuredTable | None:
-    """What ``blink tune`` left for jobs of a machine; None if there is nothing, with a warning if it is no good.
+    """The table of ``blink tune`` for jobs of a machine; None if it is missing, or, with a warning, if it is invalid.
 
     LaunchError if BLINK_TUNED is neither 0, for no table, nor empty.
     """
-    wish = environ.get(VARIABLE, "")
-    if wish not in ("", "0"):
-        raise LaunchError(f"{VARIABLE}={wish[:40]!r}: expected 0 (what is built in) or nothing (what was measured)")
+    setting = environ.get(VARIABLE, "")
+    if setting not in ("", "0"):
+        raise LaunchError(f"{VARIABLE}={setting[:40]!r}: expected 0 (ignore the measured table) or nothing (use it)")
     try:
-        return None if path is None or wish == "0" else read(path, machine)
+        return None if path is None or setting == "0" else read(path, machine)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -331,17 +340,14 @@ def read_or_ignore(path: Path | None, machine: str, environ: Mapping[str, str] =
 
 
 def write(path: Path, table: MeasuredTable) -> None:
-    """Puts ``blink tune``'s table into its place at once: who reads sees the old one or this one.
-
-    LaunchError if that cannot be done.
-    """
+    """Write the table of ``blink tune`` atomically: readers see the old or the new one. LaunchError if it fails."""
     private_directory(path.parent)
     try:
         write_at_once(path, to_json(table))
     except OSError as error:
-        raise LaunchError(f"{path} cannot be written ({error}): set BLINK_CACHE elsewhere") from error
+        raise LaunchError(f"{path} cannot be written ({error}): set BLINK_CACHE to another directory") from error
 
 
 def to_json(table: MeasuredTable) -> bytes:
-    """What a file holds."""
+    """The content of a file with ``table``."""
     return msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"

@@ -5,7 +5,7 @@
 3. Each local root broadcasts the result inside its server.
 
 In tree form a partition is n shares of equal weight, one rooted at each of its local roots: up the local trees and one
-hop to the root, then the same way down. Each server cuts the data as its own trees want it.
+hop to the root, then down in reverse. Each server cuts the data by the weights of its own trees.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from blinkccl.trees.forest.model import Forest, Path, Share, Tree, attained_rate
 
 ALGORITHM = "three_phase"
 
-#: How wide the way out of its server is for each rank that has one, in units of the network.
+#: The capacity out of its server for each rank that has such a path, in units of the network.
 Gateways = Mapping[int, int]
 
 
@@ -47,11 +47,11 @@ class LocalTree:
 
     @property
     def movable(self) -> bool:
-        """Whether both stages use the same hops, so that another root changes no load."""
+        """True if both stages use the same hops, so another root changes no load."""
         return sorted(self.up.edges) == sorted(path[::-1] for path in self.down.edges)
 
     def rooted(self, root: int) -> LocalTree:
-        """The same hops with the data going to ``root`` and from it; only where :attr:`movable`."""
+        """The same hops with the root ``root``; the tree must be :attr:`movable`."""
         if root == self.root:
             return self
         near: dict[int, list[Path]] = {}
@@ -59,11 +59,11 @@ class LocalTree:
             near.setdefault(path[0], []).append(path)
             near.setdefault(path[-1], []).append(path[::-1])
         edges: list[Path] = []
-        seen, queue = {root}, [root]
+        reached, queue = {root}, [root]
         for u in queue:
             for path in near.get(u, ()):
-                if path[-1] not in seen:
-                    seen.add(path[-1])
+                if path[-1] not in reached:
+                    reached.add(path[-1])
                     queue.append(path[-1])
                     edges.append(path)
         down = Tree(root, tuple(edges))
@@ -73,24 +73,24 @@ class LocalTree:
 def plan(request: Request) -> Forest:
     """The three phases as one forest, with the bound of ``optimal`` on the whole network as one graph.
 
-    A server's local trees are those of ``optimal`` for an AllReduce inside it: a maximum packing of undirected
-    trees where links join its GPUs, stars behind an NVSwitch. What matters across servers is where they are
-    rooted, as only roots send through a NIC. Two ways are compared: each tree has one root; or trees are cut so that
-    each GPU is the root of a part in proportion to its way out, which pays where NICs belong to GPUs. The faster
-    one is taken, then the one of fewer shares.
+    A server's local trees are those of ``optimal`` for an AllReduce inside it: a maximum packing of undirected trees if
+    links join its GPUs, stars behind an NVSwitch. Only roots send through a NIC, so the roots determine the rate across
+    servers. Two variants are compared: each tree has one root; or trees are cut so that each GPU is the root of a part
+    in proportion to its capacity out of the server. The second is better if NICs belong to GPUs. The faster variant is
+    selected, of equal ones the one with fewer shares.
 
     Raises
     ------
     UnsupportedError
-        If the collective is not AllReduce, the ranks are on one server, the links leave the ranks of a server
-        in parts, or some local roots are not one hop from each other.
+        If the collective is not AllReduce, or all ranks are on one server. If links do not connect the ranks of a
+        server, or some local roots are not one hop from each other.
 
     Notes
     -----
-    Cost: each of n servers sends 2(n−1)/n · S; at most n (T − n + 1) shares for T local trees (or pieces of them) in
-    all; one hop more than the deepest local tree, up and down again. Where we differ: the paper cuts the data by the
-    number of trees; here trees have weights, a server's trees need not be as many as another's, and a tree may have
-    several roots in turn. The paper has AllReduce only, and so have we.
+    Cost: each of n servers sends 2(n−1)/n · S; at most n (T − n + 1) shares for a total of T local trees (or pieces of
+    them); one hop more than the deepest local tree, up and down again. Differences from the paper, which cuts the data
+    by the number of trees: trees have weights, servers may have different numbers of trees, and a tree may have several
+    roots, one per piece. The paper has AllReduce only, and so does this module.
     """
     require_collective(request, ALGORITHM, ("allreduce",), "use --algo optimal")
     network = request.network
@@ -107,21 +107,21 @@ def plan(request: Request) -> Forest:
         _shares(paths, [placed(trees, gateways) for trees, gateways in zip(packed, ways, strict=True)])
         for placed in (whole_trees, cut_trees)
     ]
-    found = [(attained_rate(network, shares), -len(shares), shares) for shares in choices if shares]
-    if not found:
+    rated = [(attained_rate(network, shares), -len(shares), shares) for shares in choices if shares]
+    if not rated:
         raise UnsupportedError(
             f"{ALGORITHM}: on {network.name} the local roots of different servers are not all one hop from each "
             "other; use --algo optimal"
         )
-    rate, _, best = max(found, key=lambda one: one[:2])
+    rate, _, best = max(rated, key=lambda one: one[:2])
     certificate = optimal.plan(request).certificate
     return Forest(request.collective, request.ranks, ALGORITHM, network, best, rate, certificate)
 
 
 def local_trees(request: Request, members: Sequence[int]) -> list[LocalTree]:
-    """The trees that pack one server's own links best, heaviest first; one without edges for a single rank.
+    """The best packing of one server's own links, heaviest tree first; one tree without edges for a single rank.
 
-    Where only the network joins a server's ranks, the UnsupportedError names the parts and what would join them.
+    If only the network joins a server's ranks, the UnsupportedError names the parts and the options that join them.
     """
     if len(members) == 1:
         alone = Tree(members[0], ())
@@ -140,37 +140,37 @@ def local_trees(request: Request, members: Sequence[int]) -> list[LocalTree]:
 
 
 def whole_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]:
-    """Each tree with one root, so that no way out carries much more than another for its width.
+    """Each tree with one root, so that the loads out of the server are balanced by capacity.
 
-    The heaviest tree chooses first: the rank that carries least, among equals that which makes the tree shallowest.
+    Heaviest tree first, the root is the rank with the least load; of equal ones the rank with the shallowest tree.
     """
-    carried = dict.fromkeys(gateways, Fraction(0))
+    load = dict.fromkeys(gateways, Fraction(0))
     placed = []
     for tree in trees:
         if tree.movable:
-            best = min(gateways, key=lambda v: ((carried[v] + tree.weight) / gateways[v], _depth_from(tree, v)))
+            best = min(gateways, key=lambda v: ((load[v] + tree.weight) / gateways[v], _depth_from(tree, v)))
             tree = tree.rooted(best)
-        carried[tree.root] = carried.get(tree.root, Fraction(0)) + tree.weight
+        load[tree.root] = load.get(tree.root, Fraction(0)) + tree.weight
         placed.append(tree)
     return placed
 
 
 def cut_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]:
-    """Fewer pieces of trees than trees and ranks, so that each rank is a root in proportion to its way out."""
+    """Pieces of trees, fewer than trees plus ranks; each rank is a root in proportion to its capacity out."""
     movable = sum((tree.weight for tree in trees if tree.movable), Fraction(0))
     total = sum(gateways.values())
     room = {v: movable * width / total for v, width in gateways.items()}
     placed = []
     for tree in trees:
-        left = tree.weight if tree.movable else Fraction(0)
-        if not left:
+        remaining = tree.weight if tree.movable else Fraction(0)
+        if not remaining:
             placed.append(tree)
-        while left:
+        while remaining:
             root = min((v for v in room if room[v]), key=lambda v: (_depth_from(tree, v), -room[v]))
-            part = min(left, room[root])
+            part = min(remaining, room[root])
             placed.append(replace(tree.rooted(root), weight=part))
             room[root] -= part
-            left -= part
+            remaining -= part
     return sorted(placed, key=lambda tree: -tree.weight)
 
 
@@ -179,14 +179,14 @@ def _depth_from(tree: LocalTree, root: int) -> int:
 
 
 def _shares(paths: Paths, servers: Sequence[Sequence[LocalTree]]) -> tuple[Share, ...]:
-    """The n one-hop trees of every part, with the local trees behind them; none at all where a hop is missing."""
+    """The n one-hop trees of every part, with the local trees below them; () if a hop is missing."""
     shares: list[Share] = []
     for weight, trees in laid_over(servers, attrgetter("weight")):
         if any((a.root, b.root) not in paths for a, b in permutations(trees, 2)):
             return ()
         inward = tuple(path for tree in trees for path in tree.up.edges)
         for i, own in enumerate(trees):
-            # The network is slower than a server's own links: what crosses it is sent first.
+            # The network is slower than a server's own links, so data that crosses it is sent first.
             others = (*trees[i + 1 :], *trees[:i])
             outward = tuple(path for each in (own, *others) for path in each.down.edges)
             up = Tree(own.root, (*inward, *(paths[each.root, own.root] for each in others)))
@@ -196,7 +196,7 @@ def _shares(paths: Paths, servers: Sequence[Sequence[LocalTree]]) -> tuple[Share
 
 
 def _gateways(network: Topology, paths: Paths, servers: Sequence[Sequence[int]], home: int) -> dict[int, int]:
-    """The ranks of one server that are one hop from every other server, and how wide their widest way there is."""
+    """The ranks of one server that are one hop from every other server, with their least capacity to one of these."""
     gateways: dict[int, int] = {}
     others = [members for i, members in enumerate(servers) if i != home]
     for v in servers[home]:
@@ -215,18 +215,18 @@ def _gateways(network: Topology, paths: Paths, servers: Sequence[Sequence[int]],
 
 
 def _width(network: Topology, paths: Paths, u: int, v: int) -> int:
-    """The narrowest link of the hop from u to v; 0 where there is none."""
+    """The capacity of the narrowest link of the hop from u to v; 0 without a hop."""
     if (u, v) not in paths:
         return 0
     return min(network.link[arc].capacity for arc in pairwise(paths[u, v]))
 
 
 def _inside(network: Topology, members: Sequence[int]) -> Topology:
-    """One server's own part of ``network``: without NICs and network links."""
+    """The part of ``network`` inside one server: without NICs and network links."""
     server = network.vertex[members[0]].server
     vertices = tuple(v for v in network.vertices if v.server == server and v.kind != "nic")
-    kept = {v.id for v in vertices}
-    links = tuple(x for x in network.links if x.src in kept and x.dst in kept and x.kind != "net")
+    inside = {v.id for v in vertices}
+    links = tuple(x for x in network.links if x.src in inside and x.dst in inside and x.kind != "net")
     return Topology(network.name, network.unit_gb_per_s, vertices, links)
 
 
@@ -249,7 +249,7 @@ def _why_apart(request: Request, members: Sequence[int], apart: Sequence[Sequenc
 def _joins(request: Request, members: Sequence[int]) -> bool:
     try:
         return len(_parts(request.network, members)) == 1
-    except TopologyError:  # these links leave the job in parts
+    except TopologyError:  # these links do not connect the job
         return False
 
 

@@ -4,12 +4,12 @@
 2. The leaders exchange and reduce.
 3. Intra-socket broadcast: the leaders send the result to the GPUs of their sockets.
 
-In tree form the exchange among L leaders is L shares of 1/L, one rooted at each leader; for two sockets that
-puts the same load on each link as sending the whole sum both ways.
+In tree form the exchange among L leaders is L shares of 1/L, one rooted at each leader. For two sockets this puts the
+same load on each link as sending the whole sum in both directions.
 
-On several servers ("The Hierarchical Multi-Node GPU-based MPI Allreduce") the leaders of a server reduce-scatter, each
-part is reduced among the leaders that have it, one per server, and what follows is the same way back. In tree form a
-part is a share for each of these, so that the AllReduce between servers is one of one-hop trees.
+On several servers ("The Hierarchical Multi-Node GPU-based MPI Allreduce") the leaders of a server reduce-scatter. Each
+part is reduced among the leaders that have it, one per server. The result is sent back on the same paths. In tree form
+a part has one share per server, so the AllReduce between servers uses one-hop trees.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from blinkccl.trees.forest.model import Forest, Share, Tree, attained_rate
 
 #: A server's ranks by socket.
 Groups = Sequence[Sequence[int]]
-#: How many choices of leaders are compared; two sockets of eight GPUs have 64.
+#: The most choices of leaders that are compared; two sockets of eight GPUs have 64.
 LEADER_LIMIT = 512
 
 
 def plan(request: Request) -> Forest:
-    """One share per leader, rooted there.
+    """The forest with one share per leader, which is its root.
 
-    The article takes GPUs 1 and 2 of Mist as leaders "without loss of generality". On other machines the
-    choice matters, so the leaders of the highest rate are taken, then those of the first ranks. On Mist the rate is
-    that of the X-bus between the sockets, 32 GB/s.
+    The article selects GPUs 1 and 2 of Mist as leaders "without loss of generality". On other machines the choice
+    matters, so the leaders with the highest rate are selected, of equal ones those of the first ranks. On Mist the rate
+    is that of the X-bus between the sockets, 32 GB/s.
 
     Raises
     ------
     UnsupportedError
-        If the collective is not AllReduce, a server's ranks are on one socket, servers have different numbers of
-        sockets, or no leaders are one hop from each other and from their sockets.
+        If the collective is not AllReduce. If a server's ranks are on one socket, or servers have different numbers of
+        sockets. If no leaders are one hop from each other and from their sockets.
 
     Notes
     -----
-    Cost: depth 2 up and 2 down, so 4 steps, 6 between servers; a leader of m GPUs sends m·S. Where we differ: the
-    exchange reduces each half at one leader, not both at both; all stages are one pipeline, where the article's do not
-    overlap between servers; and a hop is one path: for its copies see ``multi_path.inside_sockets``.
+    Cost: depth 2 up and 2 down, so 4 steps, 6 between servers; a leader of m GPUs sends m·S. Differences from the
+    article: the exchange reduces each half at one leader, not both at both. All stages are one pipeline, while the
+    article's stages do not overlap between servers. A hop is one path; for several see ``multi_path.inside_sockets``.
     """
     require_collective(request, "three_stage", ("allreduce",), "use --algo optimal")
     servers = [sockets(request.topology, ranks) for ranks in by_server(request.topology, request.ranks)]
@@ -68,14 +68,14 @@ def plan(request: Request) -> Forest:
         )
     if len({len(groups) for groups in servers}) > 1:
         raise UnsupportedError(
-            "three_stage needs as many sockets on each server, but the ranks are on "
+            "three_stage needs the same number of sockets on each server, but the ranks are on "
             f"{', '.join(str(len(groups)) for groups in servers)}; use --algo three_phase or --algo optimal"
         )
     network = request.network
-    # Inside a server no hop goes through a NIC, be it the shortest way.
+    # Inside a server no hop uses a NIC, even on the shortest path.
     inside = replace(network, links=tuple(link for link in network.links if link.kind != "net"))
     paths = {**transit_paths(network, request.ranks), **transit_paths(inside, request.ranks)}
-    # Servers choose alike: the article's are equal.
+    # All servers use the same positions, since the article's servers are equal.
     places = product(*(range(max(map(len, sides))) for sides in zip(*servers, strict=True)))
     choices = [list(_shares(paths, servers, _leaders(servers, place))) for place in islice(places, LEADER_LIMIT)]
     served = [shares for shares in choices if shares]
@@ -89,7 +89,7 @@ def plan(request: Request) -> Forest:
 
 
 def _leaders(servers: Sequence[Groups], places: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Of each server the rank at ``places[i]`` of socket i, the last where there are fewer."""
+    """The rank at ``places[i]`` of socket i on each server, or the last rank if the socket has fewer."""
     return tuple(
         tuple(group[min(place, len(group) - 1)] for group, place in zip(groups, places, strict=True))
         for groups in servers
@@ -97,9 +97,9 @@ def _leaders(servers: Sequence[Groups], places: Sequence[int]) -> tuple[tuple[in
 
 
 def sockets(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The ranks by the host processor that is fewest links away, in the order of ranks.
+    """The ranks by the nearest host processor in links, in the order of ranks.
 
-    Ranks from which no links lead to a host, except through other GPUs or a NIC, belong to none.
+    Ranks without links to a host, except through other GPUs or a NIC, are left out.
     """
     following: dict[int, list[int]] = {}
     for link in sorted(topology.links, key=lambda x: (x.src, x.dst)):
@@ -113,14 +113,14 @@ def sockets(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...], 
 
 
 def _nearest_host(topology: Topology, following: dict[int, list[int]], rank: int) -> int | None:
-    layer, seen = [rank], {rank}
+    layer, visited = [rank], {rank}
     while layer:
         hosts = [v for v in layer if topology.vertex[v].kind == "host"]
         if hosts:
             return min(hosts)
         beyond = [w for v in layer if v == rank or topology.vertex[v].kind == "switch" for w in following.get(v, ())]
-        layer = sorted({w for w in beyond if w not in seen and topology.vertex[w].kind in ("switch", "host")})
-        seen.update(layer)
+        layer = sorted({w for w in beyond if w not in visited and topology.vertex[w].kind in ("switch", "host")})
+        visited.update(layer)
     return None
 
 
@@ -128,16 +128,16 @@ def _where(request: Request, groups: Sequence[Sequence[int]]) -> str:
     placed = [rank for group in groups for rank in group]
     name = request.topology.name
     if not placed:
-        return f"{name} says nothing of host processors"
+        return f"{name} has no host processors"
     homeless = [rank for rank in request.ranks if rank not in placed]
     if homeless:
         return f"no link of {name} joins {','.join(map(str, homeless))} to a host processor"
-    whose = "this job" if len(by_server(request.topology, request.ranks)) == 1 else "a server"
-    return f"all ranks of {whose} hang on one host processor of {name}"
+    owner = "this job" if len(by_server(request.topology, request.ranks)) == 1 else "a server"
+    return f"all ranks of {owner} are on one host processor of {name}"
 
 
 def _shares(paths: Paths, servers: Sequence[Groups], leaders: Sequence[Sequence[int]]) -> Iterator[Share]:
-    """One share per leader; none at all where a hop is missing."""
+    """One share per leader; no share at all if a hop is missing."""
     own = {
         leader: cyclic(group, leader)[1:]
         for groups, chosen in zip(servers, leaders, strict=True)
@@ -146,7 +146,7 @@ def _shares(paths: Paths, servers: Sequence[Groups], leaders: Sequence[Sequence[
     drawn: list[Share] = []
     for number, (place, socket) in enumerate(product(range(len(leaders)), range(len(leaders[0])))):
         root = leaders[place][socket]
-        # To the leader of the part on every server, from there to the other leaders, from these to their sockets.
+        # Hops to the leader of the part on every server, then to the other leaders, then to their sockets.
         across = [chosen[socket] for chosen in cyclic(leaders, leaders[place])[1:]]
         hops = [(root, leader) for leader in across]
         sides = [cyclic(chosen, chosen[socket]) for chosen in cyclic(leaders, leaders[place])]

@@ -1,4 +1,4 @@
-"""Rates that are known beforehand."""
+"""Known optimal rates."""
 
 from __future__ import annotations
 

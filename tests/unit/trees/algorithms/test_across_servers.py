@@ -1,4 +1,4 @@
-"""Broadcasts put together from trees over servers and trees inside them: trees, links, and the rate by a cut."""
+"""Broadcasts composed of trees over servers and trees inside them: trees, links, and the rate by a cut."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from support.small_networks import random_graph
 
 
 def cluster(dice: Random, servers: int, *, alike: bool) -> tuple[FlowNetwork, Groups]:
-    """Servers of one to four ranks, by links or behind a switch, with ways of 0 to 3 units to one or two networks.
+    """Servers of one to four ranks, joined by links or a switch, with links of 0 to 3 units to one or two networks.
 
-    Where they are ``alike`` one network and a wide switch join everything.
+    If they are ``alike``, one network and a wide switch per server join all ranks.
     """
     kinds: list[tuple[FlowNetwork | None, list[int]]] = []
     for _ in range(1 if alike else servers):
@@ -50,26 +50,26 @@ def cluster(dice: Random, servers: int, *, alike: bool) -> tuple[FlowNetwork, Gr
     return FlowNetwork(ranks + networks + servers, ranks, tuple(sorted(arcs))), tuple(groups)
 
 
-def assert_trees(network: FlowNetwork, root: int, found: EqualTrees) -> None:
-    """Every tree reaches every rank once, from one that it has reached; at the rate that is said they fit."""
+def assert_trees(network: FlowNetwork, root: int, trees: EqualTrees) -> None:
+    """Check that every tree spans all ranks, and that the links hold all trees at their rate."""
     load: defaultdict[tuple[int, int], Fraction] = defaultdict(Fraction)
-    for start, part, hops in found.trees:
+    for start, part, hops in trees.trees:
         assert start == root
         above = {hop[-1]: hop[0] for hop in hops}
         assert hops_deep(root, hops) < network.terminals, "hops begin where earlier ones ended"
         assert sorted([root, *(hop[-1] for hop in hops)]) == list(range(network.terminals))
         for v in above:
-            seen = [v]
-            while seen[-1] != root:
-                assert len(seen) <= network.terminals
-                seen.append(above[seen[-1]])
+            path = [v]
+            while path[-1] != root:
+                assert len(path) <= network.terminals
+                path.append(above[path[-1]])
         for hop in hops:
             assert all(x >= network.terminals for x in hop[1:-1])
             for arc in pairwise(hop):
                 load[arc] += part
-    assert sum(part for _, part, _ in found.trees) == 1
-    assert all(units * found.rate <= network.capacity[arc] for arc, units in load.items())
-    assert any(units * found.rate == network.capacity[arc] for arc, units in load.items())
+    assert sum(part for _, part, _ in trees.trees) == 1
+    assert all(units * trees.rate <= network.capacity[arc] for arc, units in load.items())
+    assert any(units * trees.rate == network.capacity[arc] for arc, units in load.items())
 
 
 @given(st.randoms(use_true_random=False), st.integers(2, 4))
@@ -77,10 +77,10 @@ def test_trees_span_and_fit(dice: Random, servers: int) -> None:
     network, groups = cluster(dice, servers, alike=False)
     root = dice.randrange(network.terminals)
     rate = broadcast_rate(network, root)[0]
-    found = across_servers(network, root, groups, rate, 1000)
-    if found is not None:
-        assert found.rate <= rate
-        assert_trees(network, root, found)
+    trees = across_servers(network, root, groups, rate, 1000)
+    if trees is not None:
+        assert trees.rate <= rate
+        assert_trees(network, root, trees)
 
 
 @given(st.randoms(use_true_random=False), st.integers(2, 6))
@@ -88,14 +88,14 @@ def test_nothing_is_lost_among_equal_servers(dice: Random, servers: int) -> None
     network, groups = cluster(dice, servers, alike=True)
     root = dice.randrange(network.terminals)
     rate = broadcast_rate(network, root)[0]
-    found = across_servers(network, root, groups, rate, 1000)
-    assert found is not None
-    assert found.rate == rate
-    assert_trees(network, root, found)
+    trees = across_servers(network, root, groups, rate, 1000)
+    assert trees is not None
+    assert trees.rate == rate
+    assert_trees(network, root, trees)
 
 
 def lost(spec: str, *nics: int) -> Request:
-    """A broadcast without some NICs, by their places."""
+    """A broadcast without the NICs at these positions."""
     topology = parse_spec(spec)
     places = [vertex.id for vertex in topology.vertices if vertex.kind == "nic"]
     return asked(without(topology, (), [places[nic] for nic in nics]), "broadcast")
@@ -109,28 +109,30 @@ def lost(spec: str, *nics: int) -> Request:
         pytest.param(asked("8x mi250 @ fabric=tree:2:2", "reduce", root=20), 32, 18, id="narrow leaves"),
     ],
 )
-def test_servers_have_all_of_the_bound_by_few_trees(request_: Request, trees: int, depth: int) -> None:
+def test_few_trees_reach_the_bound_on_several_servers(request_: Request, trees: int, depth: int) -> None:
     forest = planned("optimal", request_)
     assert forest.rate == forest.bound
     assert len(forest.shares) <= trees
     assert forest.depth <= depth
 
 
-def test_who_is_not_put_together() -> None:
-    """One server; one whose two ranks are joined by the network alone; more trees than are asked for."""
+def test_networks_without_composed_trees() -> None:
+    """A single server, a server whose ranks are joined by the network alone, and more trees than the limit."""
     pair = FlowNetwork(5, 4, tuple(sorted(arc for v in range(4) for arc in ((v, 4, 1), (4, v, 1)))))
     assert across_servers(pair, 0, ((0, 1, 2, 3),), 1, 100) is None
     assert across_servers(pair, 0, ((0, 1), (2, 3)), 1, 100) is None
     joined = FlowNetwork(5, 4, tuple(sorted((*pair.arcs, *((v, v ^ 1, 1) for v in range(4))))))
-    found = across_servers(joined, 0, ((0, 1), (2, 3)), 1, 100)
-    assert found is not None
-    assert found.rate == 1
+    trees = across_servers(joined, 0, ((0, 1), (2, 3)), 1, 100)
+    assert trees is not None
+    assert trees.rate == 1
     assert across_servers(joined, 0, ((0, 1), (2, 3)), 1, 0) is None
 
 
 def test_a_tenth_of_the_rate_is_worth_fewer_hops() -> None:
     deep, shallow = ((0, 1), (1, 2)), ((0, 1), (0, 2))
     for slower, wins in ((Fraction(89, 100), deep), (Fraction(9, 10), shallow), (Fraction(1), shallow)):
-        found = [EqualTrees(rate, ((0, Fraction(1), hops),)) for rate, hops in ((Fraction(1), deep), (slower, shallow))]
-        assert worth_its_hops(found).trees[0][2] == wins
-        assert worth_its_hops(found[::-1]).trees[0][2] == wins
+        candidates = [
+            EqualTrees(rate, ((0, Fraction(1), hops),)) for rate, hops in ((Fraction(1), deep), (slower, shallow))
+        ]
+        assert worth_its_hops(candidates).trees[0][2] == wins
+        assert worth_its_hops(candidates[::-1]).trees[0][2] == wins

@@ -1,4 +1,4 @@
-"""AllToAll where ranks are alike, and on random links: the rate, its proof, and the work that it takes."""
+"""AllToAll with equivalent ranks, and on random links: the rate, its proof, and the work of the solver."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ RANDOM_TOO = [f"random:{n}:seed={seed}" for n in (16, 24, 32, 40) for seed in (1
 
 
 @pytest.mark.parametrize("spec", [*ALIKE, *(ALIKE_TOO if ALL_TESTS else ())])
-def test_ranks_that_are_alike_get_the_optimum_and_a_path_of_least_length(spec: str) -> None:
+def test_equivalent_ranks_get_the_optimum_on_shortest_paths(spec: str) -> None:
     forest = plan("optimal", spec, None, "alltoall")
     assert forest.rate == forest.bound
     assert forest.longest_weight <= 2
 
 
 @pytest.mark.parametrize("spec", [*RANDOM, *(RANDOM_TOO if ALL_TESTS else ())])
-def test_ranks_that_are_not_alike_get_the_bound_but_for_a_hundredth(spec: str) -> None:
+def test_random_links_get_the_bound_but_for_a_hundredth(spec: str) -> None:
     forest = plan("optimal", spec, None, "alltoall")
     assert forest.rate >= forest.bound * Fraction(99, 100)
 
 
 @pytest.mark.parametrize("spec", ["ring:7", "ring:12", "torus:5x5", "torus:3x3x3", "hypercube:5", "clique:9"])
-def test_where_links_are_alike_too_all_of_them_are_full(spec: str) -> None:
-    """S is N blocks, and a block's way is as long as its ends are apart: nothing sums to less."""
+def test_all_links_are_full_if_they_are_equivalent_too(spec: str) -> None:
+    """S is N blocks, and the path of a block is at least as long as the distance of its ends."""
     topology = parse_spec(spec)
     graph = nx.DiGraph([(link.src, link.dst) for link in topology.links])
     apart = sum(sum(lengths.values()) for _, lengths in nx.all_pairs_shortest_path_length(graph))
@@ -63,7 +63,7 @@ def test_one_source_stands_for_all(spec: str, monkeypatch: pytest.MonkeyPatch) -
     columns, flows = [], []
     lowered, flow = solver._lowered, maxflow.FlowGraph.max_flow
     monkeypatch.setattr(solver, "_lowered", lambda model: columns.append(len(model.columns)) or lowered(model))
-    monkeypatch.setattr(maxflow.FlowGraph, "max_flow", lambda *given: flows.append(given) or flow(*given))
+    monkeypatch.setattr(maxflow.FlowGraph, "max_flow", lambda *arguments: flows.append(arguments) or flow(*arguments))
     request = asked(spec, "alltoall")
     network = rank_network_of(request.network, request.ranks).network
     all_pairs_flow.__wrapped__(network)

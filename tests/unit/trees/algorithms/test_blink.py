@@ -54,7 +54,7 @@ def test_the_papers_six_trees_of_one_lane() -> None:
 
 
 @pytest.mark.parametrize("threshold", [Fraction(1, 20), Fraction(3, 10), Fraction(1, 2)], ids=str)
-def test_the_threshold_is_what_may_be_given_up(threshold: Fraction, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_threshold_limits_the_loss_of_rate(threshold: Fraction, monkeypatch: pytest.MonkeyPatch) -> None:
     trees = len(blink.plan(asked("dgx-1v", "allreduce")).shares)
     monkeypatch.setattr(blink, "THRESHOLD", threshold)
     for name, optimum in (("broadcast", Fraction(6)), ("allreduce", Fraction(24, 7))):
@@ -62,8 +62,8 @@ def test_the_threshold_is_what_may_be_given_up(threshold: Fraction, monkeypatch:
     assert len(blink.plan(asked("dgx-1v", "allreduce")).shares) <= trees
 
 
-def test_one_root_costs_allgather_what_theory_says() -> None:
-    """48/7 against 16/3, and never worse than half."""
+def test_one_root_costs_allgather_at_most_half_of_its_rate() -> None:
+    """The optimum is 48/7, and 16/3 through one root."""
     network = network_of(asked("dgx-1v", "allgather"))
     assert one_root_optimum(network, 0) * 8 == Fraction(16, 3)
     for spec, gpus in SPREAD:
@@ -73,13 +73,13 @@ def test_one_root_costs_allgather_what_theory_says() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(COLLECTIVES) - set(DRAFTS)))
-def test_what_the_paper_has_no_trees_for_is_refused(name: str) -> None:
+def test_collectives_without_trees_in_the_paper_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"blink has no trees for {name}.*--algo optimal"):
         planned("blink", asked("dgx-1v", name))
 
 
 def test_allreduce_alone_is_refused_on_one_way_links() -> None:
-    with pytest.raises(UnsupportedError, match=r"every link needs its reverse.*--algo optimal"):
+    with pytest.raises(UnsupportedError, match=r"every link needs the same capacity in both.*--algo optimal"):
         planned("blink", asked("oneway:4", "allreduce"))
     for name in sorted(set(DRAFTS) - {"allreduce"}):
         planned("blink", asked("oneway:4", name, root=2))

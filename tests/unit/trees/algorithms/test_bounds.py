@@ -1,4 +1,4 @@
-"""Certificates: right by definition on small networks, and on real links where chains were contracted."""
+"""Certificates: correct by definition on small networks, and on real links after contraction of chains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.planned import asked, digraph
 
 
 def bound_of_cut(collective: Collective, ranks: tuple[int, ...], topology: Topology, side: frozenset[int]) -> Cut:
-    """What must leave ``side``, straight from the items, over what can."""
+    """The cut ``side``: the demand that must leave it, directly from the items, and the capacity that leads out."""
     capacity = sum(link.capacity for link in topology.links if link.src in side and link.dst not in side)
     demand = Fraction(0)
     for item in collective.items():
@@ -85,7 +85,7 @@ def test_a_partition_of_a_dgx_1v_is_all_its_gpus() -> None:
 
 
 def test_a_cut_over_a_contracted_chain_counts_its_narrowest_link() -> None:
-    """0 → switch 2 carries 5, switch 2 → 1 carries 3: the switch is on the side of 0."""
+    """The capacity of 0 → switch 2 is 5, and of switch 2 → 1 it is 3: the switch is on the side of 0."""
     topology = digraph({(0, 2): 5, (2, 1): 3, (1, 2): 4, (2, 0): 4}, 2, 1)
     view = rank_network_of(topology, (0, 1))
     assert view.network == FlowNetwork(2, 2, ((0, 1, 3), (1, 0, 4)))
@@ -96,7 +96,7 @@ def test_a_cut_over_a_contracted_chain_counts_its_narrowest_link() -> None:
 
 
 def test_chains_narrow_at_different_ends_need_prices() -> None:
-    """Symmetric when contracted, but no partition of the three real vertices has capacity 3."""
+    """The contracted network is symmetric, but no partition of the three real vertices has capacity 3."""
     topology = digraph({(0, 2): 3, (2, 1): 5, (1, 2): 3, (2, 0): 5}, 2, 1)
     certificate = certificate_for(Collective("allreduce", 2), (0, 1), topology)
     assert certificate.bound == 3

@@ -1,4 +1,4 @@
-"""Packing Hamiltonian cycles: known counts, and every packing fits."""
+"""Packings of Hamiltonian cycles: known counts, and every packing fits its links."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_greedy_packing_beyond_eight_vertices_fits() -> None:
 
 
 def _most_by_force(capacity: dict[Arc, int], n: int) -> int:
-    """The largest set of cycles that fits, by trying all sets (one lane per arc)."""
+    """The size of the largest set of cycles that fits, by trying all sets (one lane per arc)."""
     cycles = [frozenset(_arcs(cycle)) for cycle in all_cycles(capacity, range(n))]
     for size in range(n, 0, -1):
         for some in combinations(cycles, size):
@@ -98,16 +98,16 @@ def test_hamiltonian_path_through_many_vertices() -> None:
 
 @pytest.mark.parametrize("vertices", [4, 9])
 def test_lanes_of_ten_digits_are_packed_by_bundles(vertices: int) -> None:
-    """A cycle has its lanes to the last; where arcs differ, those of the narrowest, and none has more than it holds."""
+    """A cycle gets all lanes of its narrowest arc, and no arc has more cycles than lanes."""
     ends = [(v, (v + 1) % vertices) for v in range(vertices)]
     prime = 1_000_000_007
     order = tuple(range(vertices))
     assert max_disjoint_cycles({arc: prime + 2 * place for place, arc in enumerate(ends)}, order) == ((order, prime),)
     wide = {arc: prime for u, v in ends for arc in ((u, v), (v, u))}
-    found = max_disjoint_cycles(wide, order)
-    assert sum(count for _, count in found) == 2 * prime
+    packed = max_disjoint_cycles(wide, order)
+    assert sum(count for _, count in packed) == 2 * prime
     used = Counter[tuple[int, int]]()
-    for cycle, count in found:
+    for cycle, count in packed:
         for arc in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
             used[arc] += count
     assert all(used[arc] <= lanes for arc, lanes in wide.items())

@@ -1,4 +1,4 @@
-"""Double binary trees: NCCL's rule by hand for small n, its invariants for all, and what it refuses."""
+"""Double binary trees: NCCL's rule by hand for small n, its invariants for all n, and refusals."""
 
 from __future__ import annotations
 
@@ -96,6 +96,6 @@ def test_several_servers_are_chains_behind_a_tree() -> None:
 
 
 def test_missing_hop_is_named_with_the_pcie_alternative() -> None:
-    with pytest.raises(UnsupportedError, match=r"a hop between 4 and 2, but no link .* use --links pcie"):
+    with pytest.raises(UnsupportedError, match=r"a hop between GPUs 4 and 2, but no link .* use --links pcie"):
         plan("double_binary_tree", "dgx-1v", None, "allreduce")
     assert plan("double_binary_tree", "dgx-1v", None, "allreduce", links="pcie").depth == 3

@@ -1,4 +1,4 @@
-"""From drafts to a forest: hops in order, slices numbered, ids real, and no rate above its proof."""
+"""Forests from drafts: order of hops, numbers of slices, vertex ids, and no rate above its proof."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_drafts_in_positions_become_shares_in_vertex_ids() -> None:
     assert (forest.algorithm, forest.ranks) == ("by hand", (6, 4))
 
 
-def test_a_rate_above_the_proof_is_our_mistake() -> None:
+def test_a_rate_above_the_proof_is_an_internal_error() -> None:
     request = asked("dgx-1v", "broadcast", "6,4")
     view = rank_network_of(request.network, request.ranks)
     with pytest.raises(InternalError, match="by hand reaches 1, more than the proved bound 1/2"):

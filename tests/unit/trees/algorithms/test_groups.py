@@ -1,4 +1,4 @@
-"""Fully connected groups: as few as possible, the same each time, and a tree of partner links."""
+"""Fully connected groups: as few as possible, deterministic, and a tree of partner links."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_halves_of_a_dgx_1() -> None:
 
 
 def test_every_minimum_partition_is_offered() -> None:
-    found = [grouping.groups for grouping in _groupings("dgx-1p", "0,4,5,6")]
-    assert found == [((0, 4), (5, 6)), ((0,), (4, 5, 6))]
+    groups = [grouping.groups for grouping in _groupings("dgx-1p", "0,4,5,6")]
+    assert groups == [((0, 4), (5, 6)), ((0,), (4, 5, 6))]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,9 @@ def test_every_minimum_partition_is_offered() -> None:
         ("dgx-1v", None, "pcie", ((0, 1), (2, 3), (4, 5), (6, 7))),
     ],
 )
-def test_what_joins_groups(spec: str, gpus: str | None, links: str, groups: tuple[tuple[int, ...], ...]) -> None:
+def test_groups_are_joined_by_links_and_switches_of_one_server(
+    spec: str, gpus: str | None, links: str, groups: tuple[tuple[int, ...], ...]
+) -> None:
     assert _groupings(spec, gpus, links)[0].groups == groups
 
 
@@ -45,7 +47,7 @@ def test_groups_on_a_network_switch_form_a_line() -> None:
     assert sorted(crossings) == [(0, 1), (0, 2), (1, 0), (1, 3), (2, 0), (3, 1)]
 
 
-def test_links_and_members_are_listed_from_where_data_starts() -> None:
+def test_links_and_members_are_listed_from_the_source_of_the_data() -> None:
     (grouping,) = _groupings("dgx-1p", "0,1,2,5,6,7")
     assert grouping.groups == ((0, 1, 2), (5, 6, 7))
     assert grouping.partners_first(0) == (1, 2, 0)
@@ -54,10 +56,10 @@ def test_links_and_members_are_listed_from_where_data_starts() -> None:
 
 
 def test_first_fit_is_not_enough() -> None:
-    """0-1 is tried first, yet {0, 2, 3} and {1, 4} is the smaller cover."""
+    """The search tries 0-1 first, but {0, 2, 3} and {1, 4} is the smaller cover."""
     edges = {(0, 1), (0, 2), (0, 3), (2, 3), (1, 4)}
-    found = fewest_cliques(range(5), lambda u, v: (min(u, v), max(u, v)) in edges)
-    assert found == [((0, 2, 3), (1, 4))]
+    cliques = fewest_cliques(range(5), lambda u, v: (min(u, v), max(u, v)) in edges)
+    assert cliques == [((0, 2, 3), (1, 4))]
 
 
 def test_number_of_partitions_is_limited() -> None:

@@ -1,4 +1,4 @@
-"""What all hand-made algorithms have in common: sound forests everywhere, or a reason."""
+"""Common properties of all hand-made algorithms: sound forests on every machine, or a refusal with the reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_sound_or_refused_with_a_reason(algorithm: str, spec: str, gpus: str | N
         assert reason.startswith(algorithm) or "--links" in reason or "add PCIe" in reason
 
 
-#: Algorithm → a machine for it, and the collectives that it serves.
+#: Algorithm → a machine for it, and the collectives that it supports.
 SERVED = {
     "ring": ("dgx-1v", "0-3", "broadcast, reduce, allreduce, allgather, reduce_scatter"),
     "double_binary_tree": ("dgx-2", None, "allreduce, broadcast, reduce"),
@@ -58,5 +58,7 @@ def test_other_collectives_are_refused_by_name(algorithm: str) -> None:
         if collective in served.split(", "):
             plan(algorithm, spec, gpus, collective, root=1)
         else:
-            with pytest.raises(UnsupportedError, match=f"{algorithm} does not serve {collective}, only {served}; use"):
+            with pytest.raises(
+                UnsupportedError, match=f"{algorithm} does not support {collective}, only {served}; use"
+            ):
                 plan(algorithm, spec, gpus, collective)

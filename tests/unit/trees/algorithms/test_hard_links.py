@@ -1,4 +1,4 @@
-"""Links that are hard on arithmetic or theorems: switches that send more than they get, long primes, one-way ends."""
+"""Links that are hard for arithmetic or theorems: unbalanced switches, large primes, ranks reached in one direction."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from blinkccl.topology.model import Topology
 from blinkccl.trees.packing.equal_trees import LOSS
 from support.planned import asked, assert_sound
 
-#: The largest below 10^10.
+#: The largest prime below 10^10.
 PRIMES = (9999999967, 9999999943, 9999999929, 9999999881, 9999999851)
 Links = list[tuple[int, int, int]]
 
 
 def topology(name: str, ranks: int, switches: int, links: Links) -> Topology:
-    """GPUs, then switches."""
+    """A topology of GPUs, then switches."""
     kinds = ["gpu"] * ranks + ["switch"] * switches
     fields: dict[str, Any] = {
         "schema_version": 2,
@@ -32,8 +32,8 @@ def topology(name: str, ranks: int, switches: int, links: Links) -> Topology:
     return from_fields(fields, name)
 
 
-def joined(u: int, v: int, there: int, back: int | None = None) -> Links:
-    return [(u, v, there), (v, u, there if back is None else back)]
+def joined(u: int, v: int, forward: int, back: int | None = None) -> Links:
+    return [(u, v, forward), (v, u, forward if back is None else back)]
 
 
 def around(ranks: range, switch: int, widths: tuple[int, ...], back: tuple[int, ...]) -> Links:
@@ -62,9 +62,9 @@ HARD = {
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("links", HARD)
 def test_they_are_planned_and_proved(links: str, name: str) -> None:
-    found = plan_of(asked(HARD[links], name), timeout_s=300)
-    assert_sound(found.forest)
-    assert found.forest.rate >= found.forest.bound * (1 - LOSS)
+    planned = plan_of(asked(HARD[links], name), timeout_s=300)
+    assert_sound(planned.forest)
+    assert planned.forest.rate >= planned.forest.bound * (1 - LOSS)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

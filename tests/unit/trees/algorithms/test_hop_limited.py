@@ -1,4 +1,4 @@
-"""Trees within a number of hops: they span, are as deep as is said, load what fits; and where there are none."""
+"""Trees with a limit of hops: they span all ranks within the limit and the links, or none are found."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def network_of(spec: str) -> FlowNetwork:
 
 @st.composite
 def prices(draw: st.DrawFn) -> Prices:
-    """Of hops among up to six vertices, of which some may be missing."""
+    """Prices of hops among up to six vertices; some hops may be missing."""
     n = draw(st.integers(2, 6))
     hop = st.one_of(st.none(), st.integers(0, 5).map(float))
     return [[None if u == v else draw(hop) for v in range(n)] for u in range(n)]
 
 
 def price_of(price: Prices, parent: list[int]) -> float:
-    """Of a tree, which is asserted to be one."""
+    """The price of a tree; asserts that it is a tree."""
     total = 0.0
     for v, u in enumerate(parent):
         if u >= 0:
@@ -51,7 +51,7 @@ def price_of(price: Prices, parent: list[int]) -> float:
 
 
 def depth_of(root: int, parent: list[int]) -> int:
-    """Asserts that all hang below the root."""
+    """The depth of a tree; asserts that all vertices are below the root."""
     deepest = 0
     for v in range(len(parent)):
         hops, x = 0, v
@@ -65,30 +65,30 @@ def depth_of(root: int, parent: list[int]) -> int:
 
 
 @given(prices(), st.data())
-def test_cheap_trees_are_trees_and_found_wherever_there_are_any(price: Prices, data: st.DataObject) -> None:
+def test_cheap_trees_are_trees_and_are_found_if_any_exist(price: Prices, data: st.DataObject) -> None:
     n = len(price)
     levels, root = data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 1))
     arcs = tuple((u, v, 1) for u in range(n) for v in range(n) if price[u][v] is not None)
     every = list(out_trees(FlowNetwork(n, n, arcs), root, levels))
-    found = native_flows.hop_trees(price, levels, [root])
+    trees = native_flows.hop_trees(price, levels, [root])
     if not every:
-        assert found is None
+        assert trees is None
         return
-    assert found is not None
+    assert trees is not None
     least = min(sum(price[u][v] or 0.0 for u, v in tree) for tree in every)
-    assert len({tuple(parent) for _, parent in found}) == len(found)
-    for start, parent in found:
+    assert len({tuple(parent) for _, parent in trees}) == len(trees)
+    for start, parent in trees:
         assert start == root
         assert depth_of(root, parent) <= levels
         assert price_of(price, parent) >= least
 
 
 def test_a_move_takes_the_new_parent_along() -> None:
-    """Prim's tree 0 → 1 → 2 is too deep for 3 below 2; 2 goes below the root, dearer by 1, and 3 saves 7 below it."""
+    """Prim's tree 0 → 1 → 2 is too deep for 3 below 2; 2 moves below the root for 1 more, and 3 below it saves 7."""
     price: Prices = [[None, 1.0, 2.0, 9.0], [None, None, 1.0, None], [None, None, None, 2.0], [None] * 4]
-    found = native_flows.hop_trees(price, 2, [0])
-    assert found is not None
-    assert [-1, 0, 0, 2] in [parent for _, parent in found]
+    trees = native_flows.hop_trees(price, 2, [0])
+    assert trees is not None
+    assert [-1, 0, 0, 2] in [parent for _, parent in trees]
 
 
 def from_roots(network: FlowNetwork, levels: int, rate: Fraction, near: Fraction) -> list[OutTree] | None:
@@ -100,10 +100,10 @@ def from_first(network: FlowNetwork, levels: int, rate: Fraction, near: Fraction
     return HopLimited(network, no_symmetry(network), levels, {0: 0}).best(rate, near)
 
 
-def loads(network: FlowNetwork, found: list[OutTree], levels: int, *, both: bool = False) -> dict[Arc, Fraction]:
-    """Of a unit per root, or of one in all; asserts trees over all terminals within the levels."""
+def loads(network: FlowNetwork, trees: list[OutTree], levels: int, *, both: bool = False) -> dict[Arc, Fraction]:
+    """The loads of a unit per root, or of one unit for all; asserts trees over all terminals within the levels."""
     load: defaultdict[Arc, Fraction] = defaultdict(Fraction)
-    for root, part, hops in found:
+    for root, part, hops in trees:
         assert part > 0
         assert {root, *(hop[-1] for hop in hops)} == set(range(network.terminals))
         assert len(hops) == network.terminals - 1
@@ -124,16 +124,16 @@ def test_all_to_all(spec: str, levels: int) -> None:
     network = network_of(spec)
     rate, _ = allgather_rate(network)
     near = rate * Fraction(99, 100)
-    found = from_roots(network, levels, rate, near)
-    assert found is not None
-    assert fits(network, loads(network, found, levels), near)
+    trees = from_roots(network, levels, rate, near)
+    assert trees is not None
+    assert fits(network, loads(network, trees, levels), near)
     parts: defaultdict[int, Fraction] = defaultdict(Fraction)
-    for root, part, _ in found:
+    for root, part, _ in trees:
         parts[root] += part
     assert parts == dict.fromkeys(range(network.terminals), Fraction(1))
 
 
-def test_fewer_levels_than_the_way_to_all_have_no_trees() -> None:
+def test_fewer_levels_than_the_eccentricity_have_no_trees() -> None:
     network = network_of("ring:6")
     rate, _ = allgather_rate(network)
     assert from_roots(network, 2, rate, rate / 2) is None
@@ -141,7 +141,7 @@ def test_fewer_levels_than_the_way_to_all_have_no_trees() -> None:
 
 
 def test_from_one_root_at_a_rate_that_few_levels_allow() -> None:
-    """A broadcast of a ring at the whole rate is two chains of five hops; at half of it two ways of three hops do."""
+    """A broadcast in a ring at the full rate needs two chains of five hops; half of it needs three hops each way."""
     network = network_of("ring:6")
     rate, _ = broadcast_rate(network, 0)
     assert from_first(network, 4, Fraction(rate), Fraction(rate)) is None
@@ -159,20 +159,20 @@ def test_up_and_down_is_found_where_undirected_trees_fill_a_partition(seed: int)
     near = rate * Fraction(9, 10)
     symmetry = symmetry_of(network)
     mix = HopLimited(network, symmetry, n - 1, dict.fromkeys(symmetry.roots, 0), both_ways=True)
-    found = mix.best(rate, near)
-    assert found is not None
-    assert fits(network, loads(network, found, n - 1, both=True), near)
-    assert sum(part for _, part, _ in found) == 1
+    trees = mix.best(rate, near)
+    assert trees is not None
+    assert fits(network, loads(network, trees, n - 1, both=True), near)
+    assert sum(part for _, part, _ in trees) == 1
 
 
-def test_trees_are_left_out_while_the_others_make_up_for_them() -> None:
-    """All eight GPUs of a DGX-1V: a tree less from each root for each hundredth that may be missing, or so."""
+def test_trees_are_dropped_while_the_others_can_carry_their_data() -> None:
+    """On all eight GPUs of a DGX-1V about one tree less per root is needed for each hundredth of lost rate."""
     network = network_of("dgx-1v")
     rate, _ = allgather_rate(network)
 
     def trees(near: Fraction) -> int:
-        found = from_roots(network, 3, rate, near)
-        assert found is not None
-        return len(found)
+        packed = from_roots(network, 3, rate, near)
+        assert packed is not None
+        return len(packed)
 
     assert trees(rate * Fraction(3, 4)) < trees(rate)

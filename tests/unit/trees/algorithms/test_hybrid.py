@@ -1,4 +1,4 @@
-"""NVLink and PCIe trees side by side: Eq 8 and its clamp, the split in the forest, what is missing elsewhere."""
+"""NVLink and PCIe trees in parallel: Eq 8 and its clamp, the split in the forest, and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kinds_used(forest: Forest) -> set[str]:
     ("gpus", "nvlink_gb_per_s", "gain_gb_per_s"), [(3, 44, 5.0), (4, 44, 4.8), (7, 88, 3.3), (8, 132, 1.85)]
 )
 def test_the_gain_of_fig_21(gpus: int, nvlink_gb_per_s: int, gain_gb_per_s: float) -> None:
-    """500 MB; the cost of switching grows with the GPUs, the gain shrinks."""
+    """For 500 MB the time of switching grows with the number of GPUs, so the gain shrinks."""
     split = hybrid_split(500 * MB, PCIE_GB_PER_S, nvlink_gb_per_s, gpus * T_DPA_S)
     assert 0.5 / float(split.seconds) - nvlink_gb_per_s == pytest.approx(gain_gb_per_s, abs=0.05)
 
@@ -54,14 +54,14 @@ def test_pcie_gets_nothing_until_nvlink_outlasts_the_switching(
 
 
 def test_a_rate_by_two_calls() -> None:
-    """Whatever a call costs at any size goes out."""
+    """The difference of two calls removes the constant time of a call."""
     assert measured_gb_per_s((MB, 0.75), (3 * MB, 1.0)) == Fraction(8, 1000)
     for small, large in (((MB, 1.0), (MB, 2.0)), ((MB, 1.0), (2 * MB, 1.0)), ((MB, 0.0), (2 * MB, 1.0))):
-        with pytest.raises(UsageError, match="say nothing of a rate"):
+        with pytest.raises(UsageError, match="give no rate"):
             measured_gb_per_s(small, large)
 
 
-def test_floats_are_taken_as_they_are() -> None:
+def test_floats_are_converted_exactly() -> None:
     split = hybrid_split(10**6, 0.5, 1.5, 0.0)
     assert (split.pcie_bytes, split.pcie_part) == (250_000, Fraction(1, 4))
 
@@ -86,7 +86,7 @@ def test_both_classes_together_reach_the_sum_of_their_rates(spec: str, gpus: str
 
 
 def test_a_dgx_1v_broadcasts_6_gb_per_s_faster() -> None:
-    """Six lanes of 25 GB/s; from the hosts' memories two GPUs fetch all through one switch of 12 GB/s."""
+    """NVLink has six lanes of 25 GB/s; two GPUs read all data from the hosts' memories through one 12 GB/s switch."""
     assert rates(asked("dgx-1v", "broadcast", None)) == (6, 150)
     assert plan("hybrid", "dgx-1v", None, "broadcast").rate == 156
 
@@ -109,7 +109,7 @@ def test_any_part_may_go_over_pcie(collective: str) -> None:
     assert kinds_used(plan_split(asked_, Fraction(1))) <= {"pcie", "smp"}
 
 
-def test_the_split_for_a_size_takes_the_time_that_it_says() -> None:
+def test_the_split_for_a_size_takes_its_predicted_time() -> None:
     asked_ = asked("dgx-1v", "broadcast", "0-3")
     pcie_gb_per_s, nvlink_gb_per_s = rates(asked_)
     for total in (MB, 100 * MB, 10**10):
@@ -147,8 +147,8 @@ def test_one_forest_over_both_classes_is_never_slower(
     assert (apart.bound, apart.topology) == (together.bound, together.topology)
 
 
-def test_a_bus_that_both_classes_want_carries_both() -> None:
-    """NVLink and PCIe to the processors, 30 GB/s between them: 3/4 + 1/4 of the data fill that."""
+def test_a_bus_of_both_classes_carries_both() -> None:
+    """NVLink and PCIe lead to the processors, with 30 GB/s between these: 3/4 + 1/4 of the data fill that bus."""
     box = Assembly("drawn", "synthetic")
     gpus, hosts, switches = (box.add_many(kind, 2, kind) for kind in ("gpu", "host", "switch"))
     for gpu, host, switch in zip(gpus, hosts, switches, strict=True):
@@ -170,7 +170,7 @@ def test_a_bus_that_both_classes_want_carries_both() -> None:
             "pcie-8gpu",
             None,
             "fast",
-            r"needs NVLink .* beside PCIe, and pcie-8gpu has none between 0,1,2,3,4,5,6,7; use",
+            r"needs NVLink .* as well as PCIe, but pcie-8gpu has none between 0,1,2,3,4,5,6,7; use",
         ),
         (
             "dgx-1v",
@@ -180,7 +180,7 @@ def test_a_bus_that_both_classes_want_carries_both() -> None:
         ),
         ("clique:4", None, "fast", "needs PCIe between all ranks; use --algo optimal.*this topology has no PCIe links"),
         ("mist", None, "fast", r"needs PCIe between all ranks; use --algo optimal.*\{0\}, \{1\}, \{2\} and \{3\}"),
-        ("dgx-1v", None, "pcie", "--links pcie asks for PCIe alone; leave --links out, or use --algo optimal"),
+        ("dgx-1v", None, "pcie", "--links pcie selects PCIe alone; leave --links out, or use --algo optimal"),
         ("2x dgx-1v @ 40Gbps", "0+0", "fast", "works inside one server, but the ranks are on servers 0, 1"),
     ],
 )
@@ -190,5 +190,5 @@ def test_reasons(spec: str, gpus: str | None, links: str, reason: str) -> None:
 
 
 def test_links_all_means_the_same() -> None:
-    given = asked("dgx-1v", "allreduce", "0-3")
-    assert ALGORITHMS["hybrid"].plan(given) == ALGORITHMS["hybrid"].plan(replace(given, links="all"))
+    request = asked("dgx-1v", "allreduce", "0-3")
+    assert ALGORITHMS["hybrid"].plan(request) == ALGORITHMS["hybrid"].plan(replace(request, links="all"))

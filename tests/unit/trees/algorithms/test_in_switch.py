@@ -1,4 +1,4 @@
-"""What switches combine: published rates, plans that the checker and the reference engine accept, a bound by scipy."""
+"""In-network reduction: published rates, plans that checker and reference engine accept, and a bound by scipy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def planned(machine: Topology, name: str = "allreduce") -> Forest | None:
 
 
 def assert_right(forest: Forest) -> None:
-    """The independent checker, the verifier and the reference engine say so, the file has it all."""
+    """Check a plan by the independent checker, the verifier and the reference engine, also read from its file."""
     document = json.loads(dumps(to_document(forest)))
     verdict = check_plan(document)
     assert (verdict.violations, verdict.rate, verdict.bound) == ([], forest.rate, forest.bound)
@@ -62,8 +62,8 @@ def assert_right(forest: Forest) -> None:
         ("2x hgx-h100", False, 400),
         ("dgx-a100", True, 300),
         ("dgx-2", True, 150),
-        # Two network hops from server to server, 2(n − 1) times, over 2n·400 GB/s: 400·n / (2(n − 1)) where switches
-        # of servers alone combine, all of 400 where the network's do too.
+        # Two network hops between servers, 2(n − 1) times, over 2n·400 GB/s: 400·n / (2(n − 1)) if only switches of
+        # servers reduce, the full 400 if the network's switches do too.
         ("4x hgx-h100 @ fabric=rails", False, Fraction(800, 3)),
         ("4x hgx-h100 @ fabric=rails", True, 400),
         ("4x hgx-h100 @ fabric=tree:2", False, Fraction(800, 3)),
@@ -92,7 +92,7 @@ def test_clusters_have_a_tree_per_nic(servers):
     assert check_plan(to_document(forest)).violations == []
 
 
-def test_gpus_that_links_join_and_a_network_that_combines():
+def test_gpus_joined_by_links_with_a_network_that_reduces():
     forest = planned(with_every_switch(parse_spec("2x mi300x")))
     assert forest is not None
     assert forest.optimal
@@ -101,8 +101,8 @@ def test_gpus_that_links_join_and_a_network_that_combines():
 
 @pytest.mark.parametrize("name", TREES[1:])
 @pytest.mark.parametrize("spec", ["hgx-h100", "2x dgx-a100 @ 200Gbps"])
-def test_one_way_nothing_is_gained_but_links(name, spec):
-    """Cuts bind a broadcast and its kin whatever combines, and balanced switches let trees of ranks reach them."""
+def test_collectives_in_one_direction_gain_links_but_no_rate(name, spec):
+    """A cut bounds such a collective with any switches, and trees of ranks reach it through balanced switches."""
     machine = with_every_switch(parse_spec(spec))
     forest = planned(machine, name)
     assert forest is not None
@@ -113,8 +113,8 @@ def test_one_way_nothing_is_gained_but_links(name, spec):
     assert_right(forest)
 
 
-def test_a_switch_that_gives_out_less_than_it_takes_in_gains_by_multicast():
-    """One copy in, one out: a hop through it costs both, so what it takes in from all is worth what it gives out."""
+def test_a_switch_with_more_outbound_than_inbound_capacity_gains_by_multicast():
+    """A unicast hop uses one unit in and one unit out, so the inbound capacity limits it; a multicast enters once."""
     box = Assembly("narrow", "synthetic")
     gpus, (switch,) = box.add_many("gpu", 3, "GPU"), box.add_many("switch", 1, "SW")
     box.arc(gpus[0], switch, 1, "nvlink")
@@ -129,7 +129,7 @@ def test_a_switch_that_gives_out_less_than_it_takes_in_gains_by_multicast():
     assert_right(forest)
 
 
-def test_what_says_nothing_combines_nothing():
+def test_a_switch_without_the_property_does_not_reduce():
     for name in ("dgx-a100", "dgx-1v", "pcie-8gpu"):
         machine = parse_spec(name)
         assert not any(v.combines for v in machine.vertices)
@@ -138,12 +138,12 @@ def test_what_says_nothing_combines_nothing():
         plan(asked("dgx-a100", "allreduce"))
 
 
-def test_it_is_no_algorithm_that_is_tried():
+def test_it_is_not_tried_for_a_job():
     assert "in_switch" not in ALGORITHMS
     assert algorithm("in_switch").plan(asked("hgx-h100", "allreduce")).algorithm == "in_switch"
-    with pytest.raises(UnsupportedError, match="no trees in which a switch could combine"):
+    with pytest.raises(UnsupportedError, match="no trees in which a switch could reduce"):
         algorithm("in_switch").plan(asked("hgx-h100", "alltoall"))
-    with pytest.raises(UnsupportedError, match="in which order a switch adds up"):
+    with pytest.raises(UnsupportedError, match="a switch does not guarantee the order"):
         algorithm("in_switch").plan(replace(asked("hgx-h100", "allreduce"), deterministic="order"))
 
 
@@ -155,10 +155,10 @@ def test_the_property_survives_a_file_and_belongs_to_switches_of_wide_ports():
     assert sum(v.combines for v in parse_spec("3x hgx-h100").vertices) == 3
 
 
-def test_more_ranks_than_are_planned_for_are_refused():
+def test_more_ranks_than_the_limit_are_refused():
     machine = parse_spec("33x hgx-h100")
     with pytest.raises(
-        UnsupportedError, match="264 ranks are too many to plan with switches that combine: at most 256"
+        UnsupportedError, match="264 ranks are too many to plan with in-network reduction, expected at most 256"
     ):
         planned(machine)
 
@@ -169,22 +169,23 @@ def without_a_nic(machine: Topology) -> Topology:
     return replace(machine, links=links, vertices=tuple(v for v in machine.vertices if v.id != gone))
 
 
-def test_servers_that_are_not_alike():
-    """Seven of eight NICs are left to the narrower server."""
+def test_unequal_servers():
+    """One server has seven of eight NICs."""
     forest = planned(without_a_nic(with_every_switch(parse_spec("2x dgx-a100"))))
     assert forest is not None
     assert forest.optimal
     assert forest.algbw_gb_per_s == 175
     assert_right(forest)
-    with pytest.raises(UnsupportedError, match="links that are not alike are too many"):
+    with pytest.raises(UnsupportedError, match="links without an equivalent by symmetry are too many"):
         planned(without_a_nic(with_every_switch(parse_spec("8x dgx-a100"))))
 
 
 def flow_bound(network: Topology, combining: set[int]) -> float:
-    """ForestColl's LP (arXiv 2402.06787): flows from the roots to every rank, and back; what combines keeps nothing.
+    """ForestColl's LP (arXiv 2402.06787): flows from the roots to every rank, and back.
 
-    Columns: what each joint is the root of; per stage what of each arc it has; per rank and stage a flow. Switches that
-    do not combine take in, per stage, what they give out.
+    Joints are the ranks and the combining switches; only ranks have a demand. The columns are the part of the data
+    rooted at each joint, the capacity of each arc by stage, and a flow per rank and stage. Other switches have equal
+    inbound and outbound capacity in every stage.
     """
     arcs, ranks, vertices = sorted(network.link), network.ranks, [v.id for v in network.vertices]
     joints = [*ranks, *sorted(combining)]
@@ -223,14 +224,14 @@ def flow_bound(network: Topology, combining: set[int]) -> float:
         upper.append((row, network.link[arc].capacity))
     cost = np.zeros(size)
     cost[:j] = -1
-    found = linprog(cost, [row for row, _ in upper], [most for _, most in upper], equal, np.zeros(len(equal)))
-    assert found.status == 0
-    return -float(found.fun)
+    solution = linprog(cost, [row for row, _ in upper], [most for _, most in upper], equal, np.zeros(len(equal)))
+    assert solution.status == 0
+    return -float(solution.fun)
 
 
 @st.composite
 def machines(draw) -> Topology:
-    """Three to five GPUs on one to three switches, of which some combine, with some direct links."""
+    """Three to five GPUs on one to three switches, some with in-network reduction, and some direct links."""
     box = Assembly("random", "synthetic")
     gpus = box.add_many("gpu", draw(st.integers(3, 5)), "GPU")
     switches = box.add_many("switch", draw(st.integers(1, 3)), "SW")
@@ -255,10 +256,10 @@ def machines(draw) -> Topology:
 
 
 @given(machines(), st.sampled_from(TREES))
-def test_every_plan_is_right_and_no_slower_than_ranks_are(machine, name):
+def test_every_plan_is_right_and_no_slower_than_trees_of_ranks(machine, name):
     try:
         forest = planned(machine, name)
-    except TopologyError:  # the links leave the ranks in parts
+    except TopologyError:  # the links do not connect the ranks
         return
     if forest is None:
         return
@@ -267,12 +268,12 @@ def test_every_plan_is_right_and_no_slower_than_ranks_are(machine, name):
         proof = certificate_for(
             Collective(name, len(machine.ranks)), machine.ranks, network_for(machine, machine.ranks)
         )
-        assert forest.rate >= proof.bound  # which trees over ranks reach
+        assert forest.rate >= proof.bound  # trees over ranks reach this bound
 
 
 @given(machines())
 def test_the_proof_is_the_best_that_flows_give(machine):
-    """Also where a narrow cut would do: nothing of the program of flows is believed but what comes out."""
+    """The flow program confirms the bound, also if a narrow cut would be sufficient."""
     try:
         network = network_for(machine, machine.ranks)
     except TopologyError:

@@ -16,7 +16,7 @@ from support.planned import plan
     ("gpus", "rate", "chunks"), [("0-3", "2", 4), ("4-7", "2", 4), ("0,1,2,4,5,6", "3/2", 3), (None, "2", 4)]
 )
 def test_allreduce_on_a_dgx_1p(gpus: str | None, rate: str, chunks: int) -> None:
-    """P4. On 8 GPUs this is below NCCL's rings, 16/7."""
+    """Fact P4; on 8 GPUs the rate is below that of NCCL's rings, 16/7."""
     forest = plan("internal_broadcast", "dgx-1p", gpus, "allreduce")
     assert forest.rate == Fraction(rate)
     assert [share.weight for share in forest.shares] == [Fraction(1, chunks)] * chunks
@@ -24,7 +24,7 @@ def test_allreduce_on_a_dgx_1p(gpus: str | None, rate: str, chunks: int) -> None
 
 @pytest.mark.parametrize(("spec", "gpus"), [("clique:4", None), ("dgx-1p", "0-3"), ("cedar", None)])
 def test_three_forwarding_trees_broadcast_among_four(spec: str, gpus: str | None) -> None:
-    """P1: n/3b; from A to B, then from B to C and D."""
+    """Fact P1: n/3b; from A to B, then from B to C and D."""
     forest = plan("internal_broadcast", spec, gpus, "broadcast", root=1)
     assert forest.rate == 3
     assert forest.optimal
@@ -45,7 +45,7 @@ def test_a_share_of_two_groups_is_two_stars_joined_by_partners() -> None:
 
 
 def test_loads_equal_the_posters_exchange() -> None:
-    """Inside a group 2/m of S on each link, between partners 1/m each way."""
+    """The load of a link is 2/m of S inside a group, and 1/m in each direction between partners."""
     forest = plan("internal_broadcast", "dgx-1p", None, "allreduce")
     for (u, v), load in forest.link_load.items():
         inside = u // 4 == v // 4
@@ -71,7 +71,7 @@ def test_rates_of_unequal_groups_and_other_machines(spec: str, gpus: str | None,
     assert plan("internal_broadcast", spec, gpus, collective).rate == Fraction(rate)
 
 
-def test_every_allocation_of_a_dgx_1_that_nvlink_joins_is_served() -> None:
+def test_every_allocation_of_a_dgx_1_joined_by_nvlink_has_a_plan() -> None:
     served = 0
     some = [gpus for size in range(3, 8) for gpus in list(combinations(range(8), size))[::5]]
     for gpus, collective in product(some, SERVED):

@@ -1,4 +1,4 @@
-"""Few trees: the paper's threshold is kept, and whole weights are whole and exact."""
+"""Few trees: the paper's threshold holds, and whole weights are integral and exact."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_whole_weights_reach_the_optimum_with_small_denominators(seed: int) -> N
 
 
 def test_whole_weights_that_do_not_exist_are_none() -> None:
-    """Two columns that share a link of capacity 1 cannot both have it, at any scale."""
+    """Two columns cannot both use a link of capacity 1, at any scale."""
     columns = [Column(0, (((0, 1), 1),), "a"), Column(1, (((0, 1), 1),), "b")]
     demand = [Fraction(1)] * 2
     assert whole_weights(columns, {(0, 1): 1}, demand, Fraction(1)) is None

@@ -1,4 +1,4 @@
-"""One message over several paths: which they are, and how it is split."""
+"""One message over several paths: the paths, and the split of the message."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from support.planned import asked, assert_sound, planned
 @pytest.mark.parametrize("spec", [name for name in CATALOG if len(machine(name).ranks) > 1])
 @pytest.mark.parametrize("gpus", ["0,1", "0,2", None])
 def test_every_message_reaches_the_bound_of_all_links(spec: str, gpus: str | None) -> None:
-    """The independent checker adds the links' loads up again, with GPUs outside the job as relays and without."""
+    """The independent checker sums the links' loads again, with GPUs outside the job as relays and without."""
     forest = planned("multi_path", asked(spec, "sendrecv", gpus))
     assert forest.optimal
     assert max(load for load in portions(forest).values()) <= 1
 
 
 def test_the_paths_of_a_pair_with_spare_links() -> None:
-    """Cedar: directly, through the two GPUs that are idle, and through the host."""
-    found = ways(plan(asked("cedar", "sendrecv", "0,1")))
-    assert [(way.path, way.legs) for way in found] == [((0, 1), 1), ((0, 2, 1), 2), ((0, 3, 1), 2), ((0, 4, 1), 2)]
+    """Cedar has a direct path, paths through the two idle GPUs, and a path through the host."""
+    paths = ways(plan(asked("cedar", "sendrecv", "0,1")))
+    assert [(way.path, way.legs) for way in paths] == [((0, 1), 1), ((0, 2, 1), 2), ((0, 3, 1), 2), ((0, 4, 1), 2)]
     inside = ways(plan(asked("cedar", "sendrecv")))
-    assert [way.path for way in inside] == [way.path for way in found]
-    assert [way.weight * 81 for way in found] == [25, 25, 25, 6]
+    assert [way.path for way in inside] == [way.path for way in paths]
+    assert [way.weight * 81 for way in paths] == [25, 25, 25, 6]
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_the_direct_path(spec: str, gpus: str, path: tuple[int, ...]) -> None:
     assert direct_path(plan(asked(spec, "sendrecv", gpus))) == path
 
 
-def test_who_asks_for_pcie_alone_gets_it() -> None:
+def test_links_pcie_uses_pcie_alone() -> None:
     for links in ("pcie", "staged"):
         forest = planned("multi_path", asked("cedar", "sendrecv", "0,1", links=links))
         assert {link.kind for link in forest.topology.links} == {"pcie"}
 
 
 def test_only_messages_are_split() -> None:
-    with pytest.raises(UnsupportedError, match="does not serve allreduce"):
+    with pytest.raises(UnsupportedError, match="does not support allreduce"):
         plan(asked("mist"))
 
 
@@ -84,7 +84,7 @@ PATHS = ((0, 1), (0, 2, 1), (0, 3, 1), (0, 4, 1))
 )
 @examples(20)
 def test_any_split_is_a_sound_plan(weights: list[int], streams: list[int]) -> None:
-    """With the links of a flow each split is a feasible plan, at the rate that its fullest link allows."""
+    """Each split on the links of a flow is a feasible plan, at the rate of its fullest link."""
     flow = plan(asked("cedar", "sendrecv", "0,1"))
     rows = [(path, w, n) for path, w, n in zip(PATHS, weights, streams, strict=True) if w]
     parts = tuple(Part(path, Fraction(w, sum(weights)), n) for path, w, n in rows)
@@ -102,10 +102,11 @@ def test_other_ranks_pass_a_message_on_as_vertices_of_its_tree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "says"), [((0, 2), "none from 0 to 1"), ((0, 5, 1), "which is not there"), ((0, 99, 1), "0 → 99")]
+    ("path", "message"),
+    [((0, 2), "expected from 0 to 1"), ((0, 5, 1), "which cedar does not have"), ((0, 99, 1), "0 → 99")],
 )
-def test_a_split_for_other_links_is_refused(path: tuple[int, ...], says: str) -> None:
-    with pytest.raises(UnsupportedError, match=says):
+def test_a_split_for_other_links_is_refused(path: tuple[int, ...], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
         forest_of(plan(asked("cedar", "sendrecv", "0,1")), on_one_path(path))
 
 
@@ -113,7 +114,7 @@ def test_ends_are_those_of_the_collective() -> None:
     request = asked("cedar", "sendrecv")
     back = replace(request, collective=Collective("sendrecv", 4, src=3, dst=0))
     assert ways(plan(back))[0].path == (3, 0)
-    with pytest.raises(UnsupportedError, match="none from 3 to 0"):
+    with pytest.raises(UnsupportedError, match="expected from 3 to 0"):
         forest_of(plan(back), on_one_path((0, 3)))
 
 
@@ -123,7 +124,7 @@ COSTS = st.lists(
 
 
 def ends(size: int, costs: list[PathCost], parts: tuple[Fraction, ...]) -> Fraction:
-    """When the last path that has anything is done."""
+    """The time at which the last path with data ends."""
     return max(
         Fraction(cost.start_s) + part * size / Fraction(cost.bytes_per_s)
         for cost, part in zip(costs, parts, strict=True)
@@ -134,7 +135,7 @@ def ends(size: int, costs: list[PathCost], parts: tuple[Fraction, ...]) -> Fract
 @given(st.integers(1, 10_000), COSTS)
 @examples(100)
 def test_water_filling_against_every_choice_of_paths(size: int, costs: list[PathCost]) -> None:
-    """Of all sets of paths that end together, the soonest; parts are rounded, by less than one of FINEST each."""
+    """No other set of paths that end together is faster; each part is rounded by less than 1/FINEST."""
     best = min(
         (size + sum(Fraction(c.start_s) * Fraction(c.bytes_per_s) for c in some))
         / sum(Fraction(c.bytes_per_s) for c in some)
@@ -155,7 +156,7 @@ def test_water_filling_against_every_choice_of_paths(size: int, costs: list[Path
     assert all(part == 0 for part, cost in zip(parts, costs, strict=True) if Fraction(cost.start_s) >= best)
 
 
-def test_a_path_that_could_not_pay_for_its_start_gets_nothing() -> None:
+def test_a_path_with_too_long_a_start_gets_no_data() -> None:
     costs = [PathCost(6e-6, 50e9), PathCost(18e-6, 50e9)]
     assert water_filling(64 << 10, costs) == (1, 0)
     assert water_filling(1 << 30, costs)[1] > Fraction(499, 1000)
@@ -168,7 +169,7 @@ def test_a_path_that_could_not_pay_for_its_start_gets_nothing() -> None:
 @pytest.mark.parametrize(("spec", "host_part"), [("mist", Fraction(1, 2)), ("cedar", Fraction(12, 62))])
 @pytest.mark.parametrize("algorithm", ["three_stage", "flat"])
 def test_copies_inside_sockets_go_over_both_paths(spec: str, host_part: Fraction, algorithm: str) -> None:
-    """Between GPUs of a socket directly and by the host; between sockets as planned; and no slower by the links."""
+    """GPUs of a socket use the direct path and the host, sockets the planned path, and the rate is not lower."""
     alone, forest = planned(algorithm, asked(spec)), inside_sockets(asked(spec), algorithm)
     assert_sound(forest)
     assert wrong_elements(forest, 1000) == 0
@@ -182,22 +183,22 @@ def test_copies_inside_sockets_go_over_both_paths(spec: str, host_part: Fraction
                 assert by_host == ((path[0], 4 + path[0] // 2, path[-1]) if inside else path)
 
 
-def test_how_much_goes_by_the_host_may_be_told() -> None:
+def test_the_part_through_the_host_can_be_set() -> None:
     forest = inside_sockets(asked("cedar"), "flat", Fraction(1, 10))
     assert_sound(forest)
     assert forest.shares[1].weight == Fraction(1, 40)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "spec", "says"),
+    ("algorithm", "spec", "message"),
     [
         ("flat", "pcie-8gpu", "need two GPUs of a socket"),
         ("flat", "clique:4", "use --algo flat"),
-        ("three_stage", "clique:4", "says nothing of host processors"),
+        ("three_stage", "clique:4", "clique:4 has no host processors"),
     ],
 )
-def test_where_no_host_joins_gpus_that_a_link_joins(algorithm: str, spec: str, says: str) -> None:
-    with pytest.raises(UnsupportedError, match=says):
+def test_gpus_without_both_a_link_and_a_host_are_refused(algorithm: str, spec: str, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
         inside_sockets(asked(spec), algorithm)
 
 

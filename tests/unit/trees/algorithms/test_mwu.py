@@ -42,7 +42,7 @@ def relay(dice: Random) -> tuple[FlowNetwork, Oracle, Fraction]:
     return network, oracle, pack_columns(network.capacity, [Fraction(1)], oracle).rate
 
 
-#: What is packed → (network, oracle, the optimum by combinatorics).
+#: Kind of packing → (network, oracle, the optimum by combinatorics).
 PROBLEMS = {make.__name__: make for make in (broadcast, allreduce, gather, relay)}
 
 

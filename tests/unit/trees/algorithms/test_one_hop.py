@@ -20,7 +20,7 @@ def test_optimal_through_one_switch(spec: str, collective: str) -> None:
 
 
 def test_sixteen_stars_on_dgx_2() -> None:
-    """B18: m GPUs, m one-hop trees, 1/m of the data each."""
+    """Fact B18: m GPUs have m one-hop trees with 1/m of the data each."""
     forest = plan("one_hop", "dgx-2", None, "allreduce")
     assert [share.root for share in forest.shares] == list(range(16))
     assert {share.weight for share in forest.shares} == {Fraction(1, 16)}
@@ -68,7 +68,7 @@ def test_one_shot_carries_the_whole_data_to_every_rank(spec: str, rate: str) -> 
     ("spec", "gpus", "rate"),
     [("cedar", None, "2"), ("dgx-1p", "0-3", "2"), ("clique:6", None, "3"), ("dgx-a100", None, "4/7")],
 )
-def test_flat_is_optimal_where_all_are_joined_alike(spec: str, gpus: str | None, rate: str) -> None:
+def test_flat_is_optimal_if_all_pairs_have_equal_links(spec: str, gpus: str | None, rate: str) -> None:
     forest = plan("flat", spec, gpus, "allreduce")
     assert forest.rate == Fraction(rate)
     assert forest.optimal

@@ -1,4 +1,4 @@
-"""The exact optimum: known values, every kind of network, and the three ways to choose among optima."""
+"""The exact optimum: known values, every kind of network, and the three objectives among optima."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blinkccl.trees.algorithms.request import OBJECTIVES
 from blinkccl.trees.forest.model import Dual, Partition, Tree, tree_depth
 from support.planned import asked, digraph, planned
 
-#: What has the same optimum on symmetric links: the collective and the one on the reversed network.
+#: Pairs with the same optimum on symmetric links: a collective and its mirror image on the reversed network.
 ROWS = {"broadcast": ("broadcast", "reduce"), "allreduce": ("allreduce",), "allgather": ("allgather", "reduce_scatter")}
 
 
@@ -50,8 +50,10 @@ def test_reference_values_in_gb_per_s(spec: str) -> None:
         ("dgx-1v", "allreduce", Fraction(624, 7), 20),
     ],
 )
-def test_link_classes_that_add_up_keep_their_few_trees(spec: str, name: str, rate: Fraction, trees: int) -> None:
-    """NVLink's trees and PCIe's: a basis over both has 31 to 39, the least with 1/31,824 of the data."""
+def test_link_classes_with_additive_optima_keep_their_few_trees(
+    spec: str, name: str, rate: Fraction, trees: int
+) -> None:
+    """A basis over both NVLink and PCIe has 31 to 39 trees, the smallest with 1/31,824 of the data."""
     forest = planned("optimal", asked(spec, name, links="all", objective="exact"))
     assert forest.rate == forest.bound
     assert forest.algbw_gb_per_s == pytest.approx(float(rate))
@@ -64,7 +66,7 @@ def test_a_one_way_ring_needs_several_roots() -> None:
     assert len({share.root for share in forest.shares}) > 1
 
 
-#: Least depth of a DGX-1V broadcast at rate 6. From the others, depth 4 reaches 23/4 (test_shallow.py).
+#: The least depth of a DGX-1V broadcast at rate 6. From the other roots, depth 4 reaches 23/4 (test_shallow.py).
 LEAST_DEPTH = {0: 4, 1: 4, 2: 5, 3: 5, 4: 4, 5: 4, 6: 5, 7: 5}
 
 
@@ -92,10 +94,10 @@ def test_shallow_by_default() -> None:
         ("allreduce", "fewest-trees"),
     ],
 )
-def test_an_objective_that_is_not_served_is_refused(name: str, objective: str) -> None:
+def test_an_unsupported_objective_is_refused(name: str, objective: str) -> None:
     with pytest.raises(UnsupportedError, match=f"--objective {objective} "):
         planned("optimal", asked("2x dgx-a100 @ 200Gbps", name, objective=objective))
-    with pytest.raises(UnsupportedError, match=f"--objective {objective} is for --algo optimal"):
+    with pytest.raises(UnsupportedError, match=f"--objective {objective} needs --algo optimal"):
         planned("ring", asked("dgx-1v", "allreduce", objective=objective))
 
 
@@ -143,13 +145,13 @@ SWITCHED: dict[str, Topology] = {
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("network", SWITCHED)
-def test_switches_balanced_or_not_are_served_at_a_proved_optimum(network: str, name: str) -> None:
+def test_balanced_and_unbalanced_switches_have_a_proved_optimum(network: str, name: str) -> None:
     for root in range(len(SWITCHED[network].ranks)):
         assert planned("optimal", asked(SWITCHED[network], name, root=root)).optimal
 
 
 def test_a_switch_that_cannot_multicast_is_proved_by_prices() -> None:
-    """One unit enters, three leave: the cut allows 3 to every port, unicast hops do not."""
+    """One unit enters the switch and three leave: the cut allows 3 to every port, but unicast hops do not."""
     forest = planned("optimal", asked(SWITCHED["more leaves the switch than enters"], "broadcast"))
     assert isinstance(forest.certificate, Dual)
     assert forest.bound < 2 + 1
@@ -157,7 +159,7 @@ def test_a_switch_that_cannot_multicast_is_proved_by_prices() -> None:
 
 @pytest.mark.parametrize("name", ["broadcast", "allgather", "allreduce", "alltoall"])
 def test_links_of_many_digits_stay_exact(name: str) -> None:
-    """Measured bandwidths have such capacities: the unit is whatever divides all of them."""
+    """Measured bandwidths have such capacities, since the unit is their common divisor."""
     dice = Random(7)
     wide = {arc: dice.randint(10**8, 10**9) for arc in permutations(range(4), 2)}
     assert planned("optimal", asked(digraph(wide, 4), name, objective="exact")).optimal

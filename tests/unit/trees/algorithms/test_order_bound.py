@@ -1,4 +1,4 @@
-"""No order exceeds the bound: all orders of few terminals are packed; and it is reached where links are few."""
+"""The bound on orders of summation: no order of few terminals exceeds it, and an order reaches it with few links."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from support.planned import asked
 
 
 def every_group(count: int) -> list[NestedGroup]:
-    found = [NestedGroup(tuple(range(count)))]
-    seen = set(found)
-    for group in found:
-        fresh = [each for each in neighbours(group) if each not in seen]
-        seen.update(fresh)
-        found += fresh
-    return found
+    groups = [NestedGroup(tuple(range(count)))]
+    known = set(groups)
+    for group in groups:
+        fresh = [each for each in neighbours(group) if each not in known]
+        known.update(fresh)
+        groups += fresh
+    return groups
 
 
 def random_network(random: Random, size: int, symmetric: bool) -> FlowNetwork:
@@ -43,21 +43,21 @@ def test_no_order_exceeds_it(size: int) -> None:
         network = random_network(Random(seed), size, symmetric=seed % 2 == 0)
         ones = cheapest_hops(network, dict.fromkeys(network.capacity, 1))[0]
         packed = (pack_group(network, group) for group in every_group(size) if group.in_trees(ones))
-        best = max(found.rate for found in packed if found is not None)
+        best = max(packing.rate for packing in packed if packing is not None)
         bound = order_bound(network)
         assert bound is not None
         assert best <= bound, (seed, network)
 
 
 def test_a_mi250_pays_the_least_that_any_order_pays() -> None:
-    """Two GPUs of a module are joined to others by two links: its free optimum is 24/7, an order's at most 2."""
+    """Two GPUs of a module have two links to other modules: the free optimum is 24/7, that of an order at most 2."""
     request = asked("mi250", deterministic="order")
     assert order_bound(rank_network_of(request.network, request.ranks).network) == 2
     plan = ALGORITHMS["optimal"].plan(request)
     assert (plan.bound, plan.rate) == (Fraction(24, 7), 2)
 
 
-def test_none_is_claimed_through_switches_and_for_too_many_cliques() -> None:
+def test_there_is_no_bound_through_switches_or_for_too_many_cliques() -> None:
     switched = asked("hgx-h100")
     assert order_bound(rank_network_of(switched.network, switched.ranks).network) is None
     size = 10

@@ -1,4 +1,4 @@
-"""Plans with one order: right by checker and verifier, priced, and the same bits for every size, chunk and engine."""
+"""Plans with one order: checker and verifier accept them, their price is known, and bits depend on nothing else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REDUCING = [name for name, row in COLLECTIVES.items() if row.reduces]
 
 
 def ordered(request: Request, algorithm: str = "optimal") -> Forest:
-    """The plan with one order, after all who look at it."""
+    """The plan with one order, accepted by all checks."""
     forest = ALGORITHMS[algorithm].plan(replace(request, deterministic="order"))
     assert_sound(forest)
     program = lower(forest)
@@ -50,14 +50,14 @@ def ordered(request: Request, algorithm: str = "optimal") -> Forest:
 
 
 def check_bits(forest: Forest, counts: list[int], dtype: str = "bfloat16", op: str = "sum", slots: int = 2) -> None:
-    """At every count, chunk and number of channels each element has the bits of the order."""
+    """Check that each element has the bits of the order, for every count, chunk and number of channels."""
     assert forest.order
     collective, row, chosen = forest.collective, element_type(dtype), operation(op)
     size = collective.world_size
     values = rough(row, size, max(counts) * collective.input_blocks(0), seed=size)
     scales = [0.5 + rank for rank in range(size)] if chosen.scales else None
     factors = None if scales is None else dict(zip(forest.ranks, map(row.scalar, scales), strict=True))
-    wanted = evaluated(forest.order, dict(zip(forest.ranks, values, strict=True)), row, chosen, factors)
+    expected = evaluated(forest.order, dict(zip(forest.ranks, values, strict=True)), row, chosen, factors)
     for count in counts:
         for chunk_bytes, channels in ((16, None), (256, 1)):
             total = count * collective.input_blocks(0)
@@ -65,10 +65,10 @@ def check_bits(forest: Forest, counts: list[int], dtype: str = "bfloat16", op: s
             call = CollectiveCall.of(collective, dtype, count, op)
             program = lower(forest, slots, channels)
             outputs = reference.run(program, inputs, call, scales=scales, chunk_bytes=chunk_bytes)
-            for rank, got in enumerate(outputs):
-                if got is not None and collective.output_blocks(rank):
+            for rank, output in enumerate(outputs):
+                if output is not None and collective.output_blocks(rank):
                     at = rank * count if collective.name == "reduce_scatter" else 0
-                    assert same_bits(got, wanted[at : at + len(got)]), (count, chunk_bytes, rank)
+                    assert same_bits(output, expected[at : at + len(output)]), (count, chunk_bytes, rank)
 
 
 @pytest.mark.parametrize("name", REDUCING)
@@ -103,7 +103,7 @@ def test_averages_and_scales_keep_the_order(dtype: str, op: str) -> None:
     check_bits(ordered(asked("dgx-1v", "allreduce", "0-3,6")), [5, 333], dtype, op)
 
 
-def test_what_sums_nothing_is_planned_as_ever() -> None:
+def test_collectives_without_a_reduction_have_the_free_optimum() -> None:
     for name in COLLECTIVES:
         if name not in REDUCING:
             free = ALGORITHMS["optimal"].plan(asked("dgx-1v", name))
@@ -125,7 +125,7 @@ def test_random_topologies(seed: int) -> None:
 
 
 def test_dgx_1v_pays_nothing_and_its_allocations_little() -> None:
-    """All 8 GPUs have the optimum."""
+    """The order on all 8 GPUs has the optimal rate."""
     assert ordered(asked("dgx-1v")).price == 1
     prices = []
     for gpus in connected_allocations("dgx-1v")[::6]:
@@ -151,7 +151,7 @@ def test_prices(spec: str, price: Fraction) -> None:
 
 
 def test_servers_in_a_chain_have_a_tree_for_every_place_and_every_block() -> None:
-    """Of 32 ranks nothing is searched."""
+    """The plan of 32 ranks needs no search."""
     for name, trees, price in (("allreduce", 8, Fraction(4, 3)), ("reduce_scatter", 32, Fraction(5, 3))):
         forest = ordered(asked("4x dgx-a100 @ 200Gbps", name))
         assert (len(forest.shares), forest.price) == (trees, price)
@@ -171,9 +171,9 @@ def test_algorithms_with_several_orders_are_refused_and_stars_taken() -> None:
         assert ordered(asked("hgx-h100"), name).order == "0+1+2+3+4+5+6+7"
 
 
-def test_other_wishes_are_refused() -> None:
+def test_other_objectives_are_refused() -> None:
     for wish in ({"objective": "fewest-trees"}, {"max_trees": 2}):
-        with pytest.raises(UnsupportedError, match="leave the other objective out"):
+        with pytest.raises(UnsupportedError, match="leave out --objective and --max-trees"):
             ordered(asked("dgx-1v", **wish))
     with pytest.raises(UsageError, match="--deterministic 'bits': expected order"):
         asked("dgx-1v", deterministic="bits")
@@ -199,14 +199,14 @@ def test_the_checker_says_where_a_share_departs() -> None:
         r"got 0\+1\+2\+\(4\+6\)",
         wrong[0],
     )
-    assert planted(document, order="0+1+4+(2+6)") != []  # as long, and another
+    assert planted(document, order="0+1+4+(2+6)") != []  # another order of the same length
     assert planted(document, price="1") == ["price: 1 is stated, bound / rate is 10/7"]
     broadcast = to_document(ordered(asked("dgx-1v", "broadcast")))
     assert planted(broadcast, order="0+1") == ["order: '0+1' is stated, but broadcast sums nothing: expected ''"]
 
 
 def test_the_checker_notices_another_tree() -> None:
-    """One share goes up as another plan would, with the same links and loads in all."""
+    """The plan has one share with another up-tree, but the same links and total loads."""
     forest = ordered(asked("clique:4"))
     share = forest.shares[0]
     assert share.reduce is not None
@@ -218,7 +218,7 @@ def test_the_checker_notices_another_tree() -> None:
     assert wrong[0].startswith(f"shares[0]: its order differs at vertex {b}, which sums ({min(a, b)}+{max(a, b)})")
 
 
-def test_an_order_that_is_none_is_no_plan() -> None:
+def test_a_plan_with_a_malformed_order_is_refused() -> None:
     document = to_document(ordered(asked("clique:3")))
     with pytest.raises(Exception, match="order"):
         from_document({**document, "order": "0+x"})

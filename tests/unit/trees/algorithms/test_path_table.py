@@ -1,4 +1,4 @@
-"""Tables of paths: written whole, read back, and ignored where they are not for this machine or no tables."""
+"""Tables of paths: written completely, read back, and ignored if malformed or for another machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_table_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["paths.json"]
 
 
-def test_what_a_laboratory_measured_is_told_in_older_tables_too() -> None:
+def test_older_tables_of_a_laboratory_are_recognized() -> None:
     older = json.loads(to_json(TABLE)) | {"source": "simulated; measured in a laboratory, 750 times slower"}
     del older["kind"]
     kinds = [
@@ -64,14 +64,14 @@ def changed(**fields: Any) -> bytes:
 
 
 def with_split(**fields: Any) -> bytes:
-    """With other fields in the last split."""
+    """The table with other fields in the last split."""
     document = json.loads(to_json(TABLE))
     document["pairs"][0]["splits"][-1] |= fields
     return json.dumps(document).encode()
 
 
 def with_sizes(*ends: int | None) -> bytes:
-    """With splits that end there before the last one."""
+    """The table with splits up to these sizes before the last one."""
     row = json.loads(to_json(TABLE))["pairs"][0]
     first, last = row["splits"]
     return changed(pairs=[row | {"splits": [*(first | {"up_to_bytes": end} for end in ends), last]}])
@@ -91,13 +91,13 @@ BAD = {
     "another version": (changed(schema_version=99), "schema_version 99"),
     "an unknown field": (changed(more=1), "not a table of paths"),
     "control characters": (changed(name="\x1b[2J"), "control character"),
-    "two rows for a pair": (changed(pairs=json.loads(to_json(TABLE))["pairs"] * 2), "two rows"),
+    "two rows for a pair": (changed(pairs=json.loads(to_json(TABLE))["pairs"] * 2), "pairs, each once"),
     "no splits": (changed(pairs=[{"src": 0, "dst": 1, "splits": []}]), "1 to 64 splits"),
     "an end": (with_split(up_to_bytes=1 << 30), "the last with up_to_bytes null"),
-    "falling sizes": (with_sizes(2000, 1000), "must rise from above 0, got [2000, 1000]"),
-    "a size twice": (with_sizes(1000, 1000), "must rise from above 0"),
-    "no size": (with_sizes(0), "must rise from above 0"),
-    "no end in the middle": (with_sizes(1000, None), "must rise from above 0"),
+    "falling sizes": (with_sizes(2000, 1000), "must be positive and ascending, got [2000, 1000]"),
+    "a size twice": (with_sizes(1000, 1000), "must be positive and ascending"),
+    "no size": (with_sizes(0), "must be positive and ascending"),
+    "no end in the middle": (with_sizes(1000, None), "must be positive and ascending"),
     "no chunks": (with_split(chunks=0), "1 to 64 chunks"),
     "no parts": (with_split(parts=[]), "1 to 64 parts"),
     "weights of two": (with_split(parts=[{"path": [0, 1], "weight": "1"}] * 2), "sum to 1"),
@@ -111,7 +111,7 @@ BAD = {
     ),
     "a huge weight": (with_part(weight="9" * 10_000), "a weight is text"),
     "an exponent": (with_part(weight="1e99999999"), "a weight is text"),
-    "a zero below": (with_part(weight="1/0"), "a weight of 1/0"),
+    "a zero below": (with_part(weight="1/0"), "a weight divides by zero: 1/0"),
     "a number": (with_part(weight=1), "a weight is text"),
     "nine streams": (with_part(streams=9), "1 to 8 streams"),
     "other ends": (with_part(path=[0, 2]), "does not lead from 0 to 1"),
@@ -121,34 +121,34 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("content", "says"), BAD.values(), ids=BAD)
-def test_what_is_no_table_for_this_machine_is_ignored_with_one_line(
-    content: bytes, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
+def test_an_unusable_table_is_ignored_with_one_line(
+    content: bytes, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "paths.json"
     file.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         assert path_table.read_or_ignore(file, "abc") is None
     (line,) = caplog.messages
-    assert says in line
+    assert message in line
     assert "\n" not in line
     assert len(line) < 600
     with pytest.raises(TopologyError, match=r"paths\.json"):
         path_table.read(file, "abc")
 
 
-def test_a_file_too_large_to_be_a_table_is_not_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_above_the_limit_is_not_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "paths.json"
     path_table.write(file, TABLE)
     size = file.stat().st_size
     monkeypatch.setattr(path_table, "MAX_FILE_BYTES", size)
     assert path_table.read(file, "abc") == TABLE
     monkeypatch.setattr(path_table, "MAX_FILE_BYTES", size - 1)
-    with pytest.raises(TopologyError, match="a table of paths is not"):
+    with pytest.raises(TopologyError, match="expected a table of paths"):
         path_table.read(file, "abc")
 
 
-def test_no_file_is_no_table_and_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file_gives_no_table_and_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert path_table.read_or_ignore(tmp_path / "none.json", "abc") is None
     assert caplog.messages == []
     assert path_table.read_or_ignore(tmp_path, "abc") is None  # a directory
@@ -160,26 +160,26 @@ def test_no_file_is_no_table_and_no_line(tmp_path: Path, caplog: pytest.LogCaptu
 def test_bytes_changed_anywhere_give_a_table_or_an_error(noise: bytes, at: int, gone: int) -> None:
     content = to_json(TABLE).encode()
     try:
-        found = from_json(content[:at] + noise + content[at + gone :], "abc")
+        table = from_json(content[:at] + noise + content[at + gone :], "abc")
     except TopologyError:
         return
-    assert all(sum(part.weight for part in split.parts) == 1 for pair in found.pairs for split in pair.splits)
+    assert all(sum(part.weight for part in split.parts) == 1 for pair in table.pairs for split in pair.splits)
 
 
-def test_filled_with_what_saves_time_at_both_ends_of_a_class() -> None:
-    """Direct: 50 GB/s at once. Both: 100 GB/s after 20 µs, which pays from 2 MB."""
-    asked = []
+def test_fill_selects_the_split_that_saves_time_at_both_ends_of_a_class() -> None:
+    """The direct path has 50 GB/s at once, both paths 100 GB/s after 20 µs, which is faster from 2 MB on."""
+    sizes = []
 
     def timer(split: Split, size: int) -> float:
         return size / 50e9 if split == DIRECT else 20e-6 + size / 100e9
 
     def options(size: int) -> list[Split]:
-        asked.append(size)
+        sizes.append(size)
         return [BOTH]
 
     pair = fill(0, 1, DIRECT, options, timer)
     assert [(split.up_to_bytes, len(split.parts)) for split in pair.splits] == [(2 << 20, 1), (None, 2)]
-    assert asked == [*CLASSES, 4 * CLASSES[-1]]
+    assert sizes == [*CLASSES, 4 * CLASSES[-1]]
     for size in (1 << power for power in range(6, 36)):
         assert timer(pair.at(size) if len(pair.at(size).parts) > 1 else DIRECT, size) <= size / 50e9 or size < 64
     assert pair.splits[-1].direct_gb_per_s == pytest.approx(50)

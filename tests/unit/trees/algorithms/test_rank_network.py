@@ -1,4 +1,4 @@
-"""Contracting chains keeps every cut, and everything translates back to real links."""
+"""Contraction of chains: it keeps every cut, and all results translate back to real links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.planned import digraph
 
 
 def chained(dice: Random) -> tuple[Topology, tuple[int, ...]]:
-    """A strongly connected digraph of GPUs in which some links run through one or two NICs, some both ways."""
+    """A strongly connected digraph of GPUs; some links lead through one or two NICs, some in both directions."""
     n = dice.randint(2, 4)
     ids = dice.sample(range(20), n)
     vertices, links, fresh = [Vertex(i, "gpu") for i in ids], [], 20
@@ -36,7 +36,7 @@ def chained(dice: Random) -> tuple[Topology, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_chains_are_gone_and_flows_are_what_they_were(seed: int) -> None:
+def test_contraction_removes_chains_and_keeps_flows(seed: int) -> None:
     topology, ranks = chained(Random(seed))
     view = rank_network_of(topology, ranks)
     assert view.ids[: len(ranks)] == ranks

@@ -47,19 +47,19 @@ def test_ring_counts(spec: str, gpus: str | None, count: int) -> None:
 
 
 def test_one_two_way_ring_for_most_allocations_of_a_dgx_1p() -> None:
-    """P2: for 6 and 7 GPUs always one ring both ways; for 5 that or none."""
+    """Fact P2: 6 and 7 GPUs always have one ring in both directions; 5 GPUs have that or none."""
     for size, counts in ((5, {0, 2}), (6, {2}), (7, {2})):
-        found = {_count("dgx-1p", ",".join(map(str, gpus))) for gpus in combinations(range(8), size)}
-        assert found == counts
+        numbers = {_count("dgx-1p", ",".join(map(str, gpus))) for gpus in combinations(range(8), size)}
+        assert numbers == counts
 
 
 def test_allocations_with_nvlink_but_no_ring() -> None:
-    """Of the 247 allocations of 2 to 8 GPUs, NVLink joins 104 that have no NVLink ring."""
+    """NVLink joins the GPUs of 104 of the 247 allocations of 2 to 8 GPUs without an NVLink ring."""
     joined = 0
     for size in range(2, 9):
         for gpus in combinations(range(8), size):
-            network, found = fast_rings(asked("dgx-1v", "allreduce", ",".join(map(str, gpus))))
-            joined += network is not None and not found
+            network, rings = fast_rings(asked("dgx-1v", "allreduce", ",".join(map(str, gpus))))
+            joined += network is not None and not rings
     assert joined == 104
 
 
@@ -76,12 +76,12 @@ def test_allocations_with_nvlink_but_no_ring() -> None:
     ],
 )
 def test_allreduce_rates(spec: str, gpus: str | None, lanes: str) -> None:
-    """R rings of N ranks carry an AllReduce at R·N / (2(N−1))."""
+    """The rate of an AllReduce over R rings of N ranks is R·N / (2(N−1))."""
     assert plan("ring", spec, gpus, "allreduce").rate == Fraction(lanes)
 
 
 @pytest.mark.parametrize(("spec", "gb_per_s"), [("dgx-2", 80.0), ("dgx-a100", 1200 / 7), ("star:5", 125 / 8)])
-def test_rings_through_a_switch_fill_the_ports_both_ways_round(spec: str, gb_per_s: float) -> None:
+def test_rings_through_a_switch_fill_the_ports_in_both_directions(spec: str, gb_per_s: float) -> None:
     forest = plan("ring", spec, None, "allreduce")
     assert forest.optimal
     assert forest.algbw_gb_per_s == pytest.approx(gb_per_s)
@@ -102,10 +102,10 @@ def test_rings_through_a_switch_fill_the_ports_both_ways_round(spec: str, gb_per
         ("2x dgx-1v @ 40Gbps", "0-2+0-4"),
     ],
 )
-def test_the_rate_without_drawing_is_that_of_the_drawing(spec: str, gpus: str | None, collective: str) -> None:
+def test_the_rate_without_a_forest_is_that_of_the_forest(spec: str, gpus: str | None, collective: str) -> None:
     request = asked(spec, collective, gpus)
-    network, found = rings_for(request)
-    assert rate(request, found) == on_rings(request, "ring", network, found).rate
+    network, rings = rings_for(request)
+    assert rate(request, rings) == on_rings(request, "ring", network, rings).rate
 
 
 def test_half_rings_of_a_quad() -> None:
@@ -149,7 +149,7 @@ def test_order_of_the_fallback_ring() -> None:
     assert rings_for(asked("dgx-1v", "allreduce", "0,6,3"))[1][0].order == (0, 3, 6)
 
 
-def test_pcie_is_seen_whatever_links_were_asked_for() -> None:
+def test_pcie_is_used_for_every_choice_of_links() -> None:
     for links in ("fast", "all"):
         assert plan("ring", "dgx-1v", None, "allreduce", links=links).rate == Fraction(24, 7)
     slow = plan("ring", "dgx-1v", None, "allreduce", links="pcie").topology

@@ -1,4 +1,4 @@
-"""Plans of fewer hops: sound, within a hundredth of the bound, of every collective with trees; and what is left."""
+"""Plans of fewer hops: sound and within a hundredth of the bound, for every collective with trees; and exceptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing.equal_trees import LOSS
 from support.planned import asked, planned
 
-#: Jobs, the depth of their optimum as it is first found, and the depth at which they are planned.
+#: Jobs, the depth of their first optimum, and the depth of their plan.
 DEEP = (
     ("mi250", "allreduce", None, 7, 4),
     ("2x dgx-a100", "allreduce", "0-7+0-6", 4, 2),
@@ -35,7 +35,7 @@ def test_deep_plans_of_all_to_all_are_made_shallower(
 
 
 @pytest.mark.parametrize("name", ["broadcast", "reduce"])
-def test_from_one_root_only_where_the_least_depth_is_asked_for(name: str) -> None:
+def test_trees_of_one_root_are_made_shallower_for_least_depth_only(name: str) -> None:
     plain, least = (
         planned("optimal", asked("2x dgx-1v @ 100Gbps", name, root=3, objective=objective))
         for objective in ("shallow", "least-depth")
@@ -50,7 +50,7 @@ def test_the_least_depth_is_searched_through_switches() -> None:
 
 
 @pytest.mark.parametrize("spec", ["dgx-1v", "torus:4x4", "dgx-a100", "2x dgx-a100 @ 200Gbps"])
-def test_what_is_shallow_is_not_searched(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shallow_plans_are_not_searched(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refine, "_mix", lambda *_: pytest.fail("searched"))
     assert planned("optimal", asked(spec, "allgather")).depth <= 4
 
@@ -59,7 +59,7 @@ def test_what_is_shallow_is_not_searched(spec: str, monkeypatch: pytest.MonkeyPa
 def test_through_switches_the_search_begins_with_the_default(
     spec: str, begun: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other objectives have no equal trees: on 16 servers of which one has 5 GPUs columns took a minute."""
+    """Other objectives have no equal trees, and on 16 servers with 5 GPUs on one of them columns took a minute."""
     asked_for = []
 
     def spy(request: Request, view: RankNetwork) -> Forest:
@@ -77,6 +77,6 @@ def test_many_unlike_links_are_not_searched(objective: str, monkeypatch: pytest.
     assert planned("optimal", asked("mi250", "allreduce", objective=objective)).depth == 7
 
 
-def test_one_way_links_are_left_as_they_are() -> None:
+def test_plans_on_one_way_links_are_not_searched() -> None:
     request = asked("oneway:5", "allreduce", objective="least-depth")
     assert planned("optimal", request).rate == planned("optimal", asked("oneway:5", "allreduce")).rate

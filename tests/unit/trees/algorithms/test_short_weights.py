@@ -1,4 +1,4 @@
-"""Short weights: multiples of 1/q of a block, q at most 64; at most a hundredth of the rate goes; proofs stay."""
+"""Short weights: multiples of 1/q of a block, q at most 64, for at most a hundredth of the rate; proofs stay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing.equal_trees import LOSS
 from support.planned import asked, assert_sound, plan, planned
 
-#: Jobs whose exact weights are longer, with what the default may lose.
+#: Jobs with longer exact weights, for which the default may lose rate.
 LONG = (
     ("2x dgx-a100", "allgather", None, "fast"),
     ("2x dgx-a100", "reduce_scatter", None, "fast"),
@@ -26,7 +26,7 @@ LONG = (
 
 
 def common_denominator(forest: Forest) -> int:
-    """Of all weights, as parts of a block."""
+    """The common denominator of all weights, as parts of a block."""
     blocks = 1 if forest.collective.root is not None else len(forest.ranks)
     return lcm(*((share.weight * blocks).denominator for share in forest.shares))
 
@@ -42,14 +42,14 @@ def test_weights_are_short_and_a_hundredth_is_lost_at_most(spec: str, name: str,
     assert short.optimal == (short.rate == short.bound)
 
 
-def test_what_is_alike_is_dealt_alike() -> None:
-    """Every rank's block is cut into the same parts, so that a symmetric plan stays one."""
+def test_blocks_of_equivalent_ranks_get_the_same_weights() -> None:
+    """Every rank's block is cut into the same parts, so a symmetric plan stays symmetric."""
     forest = plan("optimal", "2x dgx-a100", None, "allgather")
     parts = {tuple(sorted(share.weight for share in forest.shares if share.block == rank)) for rank in forest.ranks}
     assert len(parts) == 1
 
 
-def test_short_weights_stay_as_they_are() -> None:
+def test_short_weights_are_not_changed() -> None:
     forest = planned("optimal", asked("dgx-1v", "allgather"))
     assert forest.longest_weight <= LONGEST_WEIGHT
     assert shortened(forest) is forest
@@ -67,7 +67,7 @@ def test_the_same_tree_twice_may_have_any_parts() -> None:
 
 
 def test_weights_that_cannot_be_shortened_are_kept() -> None:
-    """Through each of 71 other ranks goes a 71st: no 64 of such trees fill the switch."""
+    """Each of 71 other ranks forwards 1/71, and no 64 of such trees fill the switch."""
     forest = plan("optimal", "gb200-nvl72", None, "broadcast")
     assert forest.longest_weight == 71
     assert forest.optimal

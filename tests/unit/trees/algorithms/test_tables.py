@@ -1,4 +1,4 @@
-"""A table of measured times: read as written, refused where it is not for this machine or contradicts itself."""
+"""Tables of measured times: read as written, refused if for another machine or contradictory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ OPTIMAL, THEIRS = Time("optimal", "ll", 2e-5, 50), Time(NCCL, "", 3e-5, 50)
 
 
 def cell(name="allreduce", least=1 << 10, below=1 << 20, times=(OPTIMAL, THEIRS), **changed):
-    made = Cell(name, -1, (0, 1, 2, 3), 64 << 10, least, below, "2026-01-01", tuple(times))
-    return msgspec.structs.replace(made, **changed)
+    basis = Cell(name, -1, (0, 1, 2, 3), 64 << 10, least, below, "2026-01-01", tuple(times))
+    return msgspec.structs.replace(basis, **changed)
 
 
 def table(*cells, **changed):
-    made = MeasuredTable(MACHINE, "four", GPUS, "a GPU", gpu="a GPU", nccl=23007, cells=tuple(cells))
-    return msgspec.structs.replace(made, **changed)
+    basis = MeasuredTable(MACHINE, "four", GPUS, "a GPU", gpu="a GPU", nccl=23007, cells=tuple(cells))
+    return msgspec.structs.replace(basis, **changed)
 
 
 RING, COPIES = Way("ring", "", 128 << 10), Way("ring", COPIED, 8 << 20)
@@ -51,7 +51,7 @@ def cache(tmp_path, monkeypatch):
     return tables.path_of_gpus(MACHINE)
 
 
-def test_what_is_written_is_read(cache):
+def test_a_written_table_is_read_back(cache):
     assert tables.read_or_ignore(cache, MACHINE) is None
     written = table(cell(), cell("broadcast", root=0))
     tables.write(cache, written)
@@ -61,7 +61,7 @@ def test_what_is_written_is_read(cache):
     assert written.of((0, 1, 3, 2)) == ()
 
 
-def test_a_cell_says_what_its_range_takes():
+def test_a_cell_holds_for_its_range():
     cells = (cell(), cell("broadcast", root=0))
     allreduce = Collective("allreduce", 4)
     assert cell_at(cells, allreduce, 1 << 10) is cells[0]
@@ -78,17 +78,17 @@ def test_a_cell_says_what_its_range_takes():
 def test_a_new_cell_takes_the_place_of_those_it_overlaps():
     others = cell(ranks=(0, 1), least=0, below=1 << 30), cell("broadcast", root=1), cell("broadcast", root=0)
     first, second = cell(least=0, below=70_000), cell(size_bytes=100_000, least=70_000, below=1 << 20)
-    now = cell(size_bytes=80_000, least=75_000, below=90_000)
-    kept = table(*others, first, second).with_cell(now).cells
-    assert second not in kept
-    assert sorted(kept, key=repr) == sorted((*others, first, now), key=repr)
-    assert kept == table(*reversed(kept[1:])).with_cell(kept[0]).cells, "whoever came first"
+    new_cell = cell(size_bytes=80_000, least=75_000, below=90_000)
+    cells = table(*others, first, second).with_cell(new_cell).cells
+    assert second not in cells
+    assert sorted(cells, key=repr) == sorted((*others, first, new_cell), key=repr)
+    assert cells == table(*reversed(cells[1:])).with_cell(cells[0]).cells, "independent of the order"
 
 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (table(cell(), machine="f" * 16), r"measured on machine f{16} \(four\), and this one is 0123456789abcdef"),
+        (table(cell(), machine="f" * 16), r"measured on machine f{16} \(four\), but this one is 0123456789abcdef"),
         (table(cell(), format=99), "its format is 99, this version reads 2"),
         (table(cell(), kind="a guess"), "kind 'a guess', 1.0 times slower: expected gpus, laboratory or host"),
         (table(cell(), kind=LABORATORY, slower=0.0), "0.0 times slower"),
@@ -97,15 +97,21 @@ def test_a_new_cell_takes_the_place_of_those_it_overlaps():
         (table(cell(ranks=(0, 0))), r"root -1 among ranks \[0, 0\]"),
         (table(cell(root=4)), r"root 4 among ranks"),
         (table(cell(least=100_000)), "its range is 100000 to 1048576"),
-        (table(cell(), cell(size_bytes=2000, least=1999, below=2001)), "two ranges of allreduce among .* have 1999"),
+        (
+            table(cell(), cell(size_bytes=2000, least=1999, below=2001)),
+            "two ranges of allreduce among .* overlap at 1999",
+        ),
         (table(cell(times=(Time("magic", "ll", 1.0, 1),))), "unknown algorithm 'magic'"),
         (table(cell(times=(Time("optimal", "ll", -1.0, 1),))), "optimal took -1.0 s in 1 calls"),
         (table(cell(times=(OPTIMAL, Time("optimal", "ll", 9e-5, 1)))), "two times for one algorithm"),
         (host(RING), None),
         (host(*[RING] * 9), "9 ways, expected at most 8"),
-        (host(COPIES), "what the system copies is a variant"),
-        (host(RING, Way("one_hop", "", 64)), "variants do the same in other messages: one_hop is none of ring"),
-        (host(Way("ring", "ll", 64), COPIES), "variants do the same in other messages: ring copies is none of ring ll"),
+        (host(COPIES), "protocol copies is for variants, not for the first way"),
+        (
+            host(RING, Way("one_hop", "", 64)),
+            "variants may differ in their messages only: one_hop is no variant of ring",
+        ),
+        (host(Way("ring", "ll", 64), COPIES), "ring copies is no variant of ring ll"),
         (host(Way("ring", "", 0)), "messages of 0 bytes in 0 parts"),
         (host(RING, Way("ring", COPIED, 1, 65)), "messages of 1 bytes in 65 parts"),
         (host(Way(NCCL)), "unknown algorithm 'nccl'"),
@@ -113,7 +119,7 @@ def test_a_new_cell_takes_the_place_of_those_it_overlaps():
         (None, "is no table of measurements"),
     ],
 )
-def test_what_is_no_good_is_refused_and_ignored_with_one_line(cache, caplog, changed, why):
+def test_an_invalid_table_is_refused_and_ignored_with_one_line(cache, caplog, changed, why):
     tables.write(cache, changed or table(cell()))
     if why is None:
         assert tables.read(cache, MACHINE) == changed
@@ -127,7 +133,7 @@ def test_what_is_no_good_is_refused_and_ignored_with_one_line(cache, caplog, cha
     assert line.endswith("it is ignored: run blink tune")
 
 
-def test_fields_that_nobody_knows_links_and_long_files_are_refused(cache):
+def test_unknown_fields_links_and_long_files_are_refused(cache):
     tables.write(cache, table(cell()))
     cache.write_text(cache.read_text().replace('"kind"', '"more": 1, "kind"'))
     with pytest.raises(UsageError, match="more"):
@@ -140,7 +146,7 @@ def test_fields_that_nobody_knows_links_and_long_files_are_refused(cache):
         tables.read(cache, MACHINE)
 
 
-def test_jobs_may_do_without(cache, monkeypatch):
+def test_jobs_may_ignore_the_table(cache, monkeypatch):
     tables.write(cache, table(cell()))
     monkeypatch.setenv("BLINK_TUNED", "0")
     assert tables.read_or_ignore(cache, MACHINE) is None

@@ -1,4 +1,4 @@
-"""Three-phase AllReduce over servers: Fig 10, uneven servers, where local roots are, refusals."""
+"""Three-phase AllReduce over servers: Fig 10, uneven servers, places of local roots, refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.planned import asked, assert_sound, plan, planned
 
 
 def partitions(forest: Forest) -> list[list[Share]]:
-    """The shares of one part of the data each: as many as servers, one after the other."""
+    """The shares grouped by part of the data: as many per part as servers, in sequence."""
     servers = len({forest.topology.vertex[rank].server for rank in forest.ranks})
     return [list(forest.shares[i : i + servers]) for i in range(0, len(forest.shares), servers)]
 
@@ -35,7 +35,7 @@ def server_of(forest: Forest, rank: int) -> int:
 
 
 def clique_with_nics(gpus: int, nic_gb_per_s: int, *, chain: bool = False) -> Topology:
-    """GPUs with a link of 25 GB/s for every pair (or in a row), and a NIC each."""
+    """GPUs with links of 25 GB/s between all pairs (or in a row), and one NIC each."""
     box = Assembly("drawn", "synthetic")
     ids = box.add_many("gpu", gpus, "GPU")
     for i in ids:
@@ -47,7 +47,7 @@ def clique_with_nics(gpus: int, nic_gb_per_s: int, *, chain: bool = False) -> To
 
 
 def joined(links: dict[tuple[int, int], str], servers: list[list[int]]) -> Topology:
-    """GPUs on servers, and links of 25 GB/s both ways."""
+    """GPUs on servers, with links of 25 GB/s in both directions."""
     box = Assembly("drawn", "synthetic")
     for server, members in enumerate(servers):
         for _ in members:
@@ -58,7 +58,7 @@ def joined(links: dict[tuple[int, int], str], servers: list[list[int]]) -> Topol
 
 
 def test_the_example_of_fig_10() -> None:
-    """Two servers of four GPUs: four partitions, each with its own root on each server, two one-hop trees each."""
+    """Two servers of four GPUs have four partitions, each with its own root on each server and two one-hop trees."""
     forest = plan("three_phase", "2x star:4 @ 100Gbps", None, "allreduce")
     parts = partitions(forest)
     assert [[share.root for share in part] for part in parts] == [[0, 4], [1, 5], [2, 6], [3, 7]]
@@ -115,15 +115,15 @@ def test_odd_sizes_follow_the_network_until_nvlink_is_full(rate_gbit: int) -> No
 
 
 def test_a_single_tree_is_cut_so_that_every_nic_is_used() -> None:
-    """One chain of three GPUs is one tree; with one root its NIC would bound the rate at 4 GB/s."""
+    """A chain of three GPUs is one tree; with one root its NIC would limit the rate to 4 GB/s."""
     forest = planned("three_phase", asked(compose(clique_with_nics(3, 4, chain=True), 2), "allreduce"))
     assert forest.algbw_gb_per_s == pytest.approx(12)
     assert [share.root for share in forest.shares] == [1, 4, 0, 3, 2, 5]
     assert {share.weight for share in forest.shares} == {Fraction(1, 6)}
 
 
-def test_trees_are_left_whole_where_that_is_as_fast() -> None:
-    """Behind one NIC per server more roots gain nothing."""
+def test_trees_are_not_cut_without_a_gain() -> None:
+    """With one NIC per server, more roots gain nothing."""
     forest = plan("three_phase", "2x chain:3 @ 32Gbps", None, "allreduce")
     assert forest.algbw_gb_per_s == pytest.approx(4)
     assert [(share.weight, share.root) for share in forest.shares] == [(Fraction(1, 2), 1), (Fraction(1, 2), 4)]
@@ -140,7 +140,7 @@ def tree(weight: str, hops: list[tuple[int, ...]], root: int) -> LocalTree:
     return LocalTree(Fraction(weight), down.reversed(), down)
 
 
-def test_another_root_turns_hops_round_and_adds_none() -> None:
+def test_another_root_reverses_hops_and_adds_none() -> None:
     chain = tree("1", [(1, 0), (1, 9, 2), (2, 3)], 1)
     moved = chain.rooted(3)
     assert moved.down == Tree(3, ((3, 2), (2, 9, 1), (1, 0)))
@@ -150,7 +150,7 @@ def test_another_root_turns_hops_round_and_adds_none() -> None:
     assert not one_way.movable
 
 
-def test_whole_trees_have_roots_in_proportion_to_ways_out() -> None:
+def test_whole_trees_have_roots_in_proportion_to_capacity_out() -> None:
     stars = [tree("1/3", [(0, 1), (0, 2)], 0)] * 3
     assert [x.root for x in whole_trees(stars, {0: 1, 1: 1, 2: 1})] == [0, 1, 2]
     assert [x.root for x in whole_trees(stars, {0: 1, 1: 2, 2: 1})] == [1, 0, 1]
@@ -184,8 +184,8 @@ def test_equal_servers_are_cut_no_further() -> None:
     assert [part[0].weight * 2 for part in partitions(forest)] == [x.weight for x in trees]
 
 
-def test_roots_are_ranks_with_a_way_out() -> None:
-    """Only 0 and 3 are joined to the other server: 1 is not one hop from 3, since 0 is a rank."""
+def test_roots_are_ranks_with_a_path_out() -> None:
+    """Only 0 and 3 have a hop to the other server: 1 is not one hop from 3, since 0 is a rank."""
     chains = {(0, 1): "nvlink", (1, 2): "nvlink", (3, 4): "nvlink", (4, 5): "nvlink", (0, 3): "net"}
     forest = planned("three_phase", asked(joined(chains, [[0, 1, 2], [3, 4, 5]]), "allreduce"))
     assert [share.root for share in forest.shares] == [0, 3]
@@ -193,7 +193,7 @@ def test_roots_are_ranks_with_a_way_out() -> None:
 
 
 def test_rails_without_a_common_switch() -> None:
-    """GPU k of a server reaches only GPU k of the others: the local roots of a part are on one rail."""
+    """GPU k of a server reaches only GPU k of the others, so the local roots of a part are on one rail."""
     pairs = {(0, 1): "nvlink", (2, 3): "nvlink", (0, 2): "net", (1, 3): "net"}
     forest = planned("three_phase", asked(joined(pairs, [[0, 1], [2, 3]]), "allreduce"))
     rails = [[share.root % 2 for share in part] for part in partitions(forest)]
@@ -207,7 +207,7 @@ def test_ranks_may_be_given_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("links", ["pcie", "all"])
-def test_other_links_serve_a_server_that_nvlink_leaves_in_parts(links: str) -> None:
+def test_other_links_join_a_server_that_nvlink_does_not_connect(links: str) -> None:
     plan("three_phase", "2x dgx-1v @ 40Gbps", "0,1,6+0,1", "allreduce", links=links)
 
 
@@ -250,14 +250,14 @@ def test_parts_that_nothing_else_joins_name_optimal_alone() -> None:
 
 
 def test_a_server_that_reaches_no_common_root_is_named() -> None:
-    """Servers in a row: nobody of the first is one hop from the third."""
+    """With servers in a row, no rank of the first is one hop from the third."""
     row = {(0, 1): "net", (1, 2): "net"}
     with pytest.raises(UnsupportedError, match="none of the ranks 0 is one hop from a rank of every other server"):
         planned("three_phase", asked(joined(row, [[0], [1], [2]]), "allreduce"))
 
 
 def test_roots_that_cannot_be_matched_are_refused() -> None:
-    """Rails in another order on the second server: 0 and 3, 1 and 2."""
+    """The second server has its rails in another order: 0 and 3, 1 and 2."""
     pairs = {(0, 1): "nvlink", (2, 3): "nvlink", (0, 3): "net", (1, 2): "net"}
     with pytest.raises(UnsupportedError, match="local roots of different servers are not all one hop"):
         planned("three_phase", asked(joined(pairs, [[0, 1], [2, 3]]), "allreduce"))

@@ -47,13 +47,13 @@ def test_cedar_leaves_most_links_between_its_sockets_idle() -> None:
     assert across == [(0, 2), (2, 0)] or sorted(across) == [(0, 2), (2, 0)]
 
 
-def test_leaders_are_chosen_where_the_sockets_are_joined() -> None:
+def test_leaders_are_the_gpus_that_join_the_sockets() -> None:
     forest = plan("three_stage", "dgx-1p", "1,2,4,5", "allreduce")
     assert [share.root for share in forest.shares] == [1, 5]
 
 
 def test_between_servers_each_part_is_reduced_among_the_leaders_that_have_it() -> None:
-    """Two nodes: S leaves and enters each once; four: 1.5 S."""
+    """On two nodes S leaves and enters each node once, on four nodes 1.5 S."""
     for nodes, gb_per_s in ((2, 12.5), (4, 12.5 / 1.5)):
         forest = plan("three_stage", f"{nodes}x mist @ 100Gbps", None, "allreduce")
         assert forest.algbw_gb_per_s == pytest.approx(gb_per_s)
@@ -69,7 +69,7 @@ def test_between_servers_each_part_is_reduced_among_the_leaders_that_have_it() -
         assert across == {(a, b) for side in leaders.values() for a in side for b in side if a != b}
 
 
-def test_servers_of_different_allocations_have_leaders_of_their_own() -> None:
+def test_servers_of_different_allocations_have_different_leaders() -> None:
     forest = plan("three_stage", "2x mist @ 100Gbps", "0,2,4,5,6,7", "allreduce")
     assert {share.root for share in forest.shares} == {0, 2, 4, 6}
 
@@ -77,9 +77,9 @@ def test_servers_of_different_allocations_have_leaders_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("spec", "gpus", "reason"),
     [
-        ("clique:4", None, "clique:4 says nothing of host processors"),
-        ("dgx-1p", "0-3", "all ranks of this job hang on one host processor"),
-        ("2x cedar @ 100Gbps", "0,1,4-7", "all ranks of a server hang on one host processor"),
+        ("clique:4", None, "clique:4 has no host processors"),
+        ("dgx-1p", "0-3", "all ranks of this job are on one host processor"),
+        ("2x cedar @ 100Gbps", "0,1,4-7", "all ranks of a server are on one host processor"),
         ("mi250", None, "no choice of one leader per socket is one hop from each other"),
     ],
 )
@@ -88,9 +88,9 @@ def test_reasons(spec: str, gpus: str | None, reason: str) -> None:
         plan("three_stage", spec, gpus, "allreduce")
 
 
-def test_servers_must_have_as_many_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No machine of the catalog has more than two."""
+def test_servers_must_have_the_same_number_of_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test replaces ``sockets``, since no machine of the catalog has more than two."""
     apart = {(0, 1, 2, 3): ((0, 1), (2, 3)), (4, 5, 6, 7): ((4,), (5,), (6, 7))}
     monkeypatch.setattr(three_stage, "sockets", lambda _, ranks: apart[ranks])
-    with pytest.raises(UnsupportedError, match="as many sockets on each server, but the ranks are on 2, 3"):
+    with pytest.raises(UnsupportedError, match="the same number of sockets on each server, but the ranks are on 2, 3"):
         plan("three_stage", "2x mist @ 100Gbps", None, "allreduce")

@@ -8,7 +8,7 @@ from support.planned import asked, digraph
 
 
 def _joined(switches: int, links: dict[tuple[int, int], int]) -> Topology:
-    """Two GPUs, then switches; links both ways."""
+    """Two GPUs, then switches, with links in both directions."""
     return digraph({**links, **{(v, u): c for (u, v), c in links.items()}}, 2, switches)
 
 
