@@ -1,5 +1,4 @@
-"""Plans on cables reach what theory says they can, and compute what they should, on cablings that people build and on
-random ones."""
+"""Plans on cables reach their theoretical rate and compute right results, on common and on random cablings."""
 
 from __future__ import annotations
 
@@ -26,20 +25,20 @@ from support.execution import difference
 from support.planned import asked, planned
 from support.random_cables import random_cabling
 
-#: GB/s each way of a Thunderbolt cable, and of a Spark's PCIe links, which both its ports share.
+#: GB/s per direction of a Thunderbolt cable, and of a Spark's PCIe links, which both ports share.
 CABLE, SPARK = Fraction(10), Fraction(24)
 
 
 def best(topology: str | Topology, collective: str, gpus: str | None = None, root: int = 0) -> Fraction:
-    """Algbw of the optimal plan, GB/s, whose proof the checker has looked through."""
+    """Algbw of the optimal plan in GB/s, with its proof checked."""
     forest = planned("optimal", asked(topology, collective, gpus, root, objective="exact"))
     assert forest.optimal
     return forest.rate * exact_unit(forest.topology)
 
 
 @pytest.mark.parametrize("n", range(2, 9))
-def test_rings(n: int) -> None:
-    """Full duplex, both ways round: twice a ring's rate N/2(N−1), but between two there is one cable."""
+def test_rings_reach_their_rate(n: int) -> None:
+    """Full-duplex cables carry both directions: twice a ring's rate N/2(N−1), but two machines have one cable."""
     spec, ways = f"{n}x mac-studio @ cables=ring", 1 if n == 2 else 2
     assert best(spec, "allreduce") == ways * CABLE * n / (2 * (n - 1))
     assert best(spec, "allgather") == best(spec, "reduce_scatter") == ways * CABLE * n / (n - 1)
@@ -47,23 +46,23 @@ def test_rings(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", range(2, 9))
-def test_rings_of_sparks(n: int) -> None:
-    """What leaves a host is 24 GB/s whatever its cables carry, so that a ring one way round is as fast as a switch."""
+def test_rings_of_sparks_are_as_fast_as_a_switch(n: int) -> None:
+    """A host sends 24 GB/s over all cables together, so a ring in one direction is as fast as a switch."""
     spec = f"{n}x dgx-spark @ cables=ring"
     assert best(spec, "allreduce") == best(f"{n}x dgx-spark", "allreduce") == SPARK * n / (2 * (n - 1))
     assert best(spec, "allgather") == best(spec, "reduce_scatter") == SPARK * n / (n - 1)
     assert best(spec, "broadcast") == best(spec, "reduce") == SPARK
 
 
-def test_a_second_cable_between_two_sparks_gives_nothing() -> None:
+def test_a_second_cable_between_two_sparks_adds_no_rate() -> None:
     for name in ("allreduce", "allgather", "broadcast", "alltoall"):
         assert best("2x dgx-spark @ cables=ring*2", name) == best("2x dgx-spark @ cables=ring", name)
     assert best("2x mac-studio @ cables=ring*2", "allreduce") == 2 * best("2x mac-studio @ cables=ring", "allreduce")
 
 
 @pytest.mark.parametrize("n", range(3, 7))
-def test_lines_and_stars(n: int) -> None:
-    """Every cable is a cut; in the middle a Spark sends what goes up and what comes down through the same 24 GB/s."""
+def test_lines_and_stars_reach_their_rate(n: int) -> None:
+    """Every cable is a cut. A Spark in the middle sends the data of both stages through the same 24 GB/s."""
     for spec in (f"{n}x mac-studio @ cables=line", f"{n}x mac-studio @ cables=star"):
         assert best(spec, "allreduce") == best(spec, "broadcast") == CABLE
         assert best(spec, "allgather") == best(spec, "reduce_scatter") == CABLE * n / (n - 1)
@@ -71,8 +70,8 @@ def test_lines_and_stars(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", range(3, 7))
-def test_meshes(n: int) -> None:
-    """N(N−1)/2 cables, N−1 of which a tree takes."""
+def test_meshes_reach_their_rate(n: int) -> None:
+    """There are N(N−1)/2 cables, and a tree uses N−1 of them."""
     spec = f"{n}x mac-studio @ cables=mesh"
     assert best(spec, "allreduce") == CABLE * n / 2
     assert best(spec, "allgather") == CABLE * n
@@ -81,28 +80,28 @@ def test_meshes(n: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns", "degree"), [(2, 2, 2), (2, 3, 3), (2, 4, 3), (3, 3, 4)])
-def test_tori(rows: int, columns: int, degree: int) -> None:
+def test_tori_reach_their_rate(rows: int, columns: int, degree: int) -> None:
     n, spec = rows * columns, f"{rows * columns}x mac-studio @ cables=torus:{rows}x{columns}"
     assert best(spec, "allreduce") == CABLE * Fraction(n * degree, 2) / (n - 1)
     assert best(spec, "allgather") == degree * CABLE * n / (n - 1)
     assert best(spec, "broadcast") == degree * CABLE
 
 
-def test_uneven_cables() -> None:
-    """A ring of four Macs, one cable of half the rate: 35 GB/s of cables for three tree edges."""
+def test_uneven_cables_reach_their_rate() -> None:
+    """A ring of four Macs with one cable of half the rate: 35 GB/s of cables for the three edges of a tree."""
     text = "machine mac-studio: a b c d\na:tb0 b:tb1\nb:tb0 c:tb1\nc:tb0 d:tb1\nd:tb0 a:tb1 40Gbps\n"
     assert best(parse(text, "x"), "allreduce") == Fraction(35, 3)
     assert best(parse(text, "x"), "broadcast") == 15
 
 
-def test_rails() -> None:
-    """Two DGX A100 back to back, no switch: what a server sends is 8 cables of 25 GB/s, as through a switch."""
+def test_rails_are_as_fast_as_a_switch() -> None:
+    """Two DGX A100 without a switch: a server sends over 8 cables of 25 GB/s, as through a switch."""
     for name in ("allreduce", "allgather", "reduce_scatter"):
         assert best("2x dgx-a100 @ cables=ring*8", name) == best("2x dgx-a100", name)
 
 
-def test_messages_through_hosts_between() -> None:
-    """Opposite corners of a ring: both ways round at once; of Sparks, what leaves the host."""
+def test_messages_through_other_hosts_reach_their_rate() -> None:
+    """Opposite corners of a ring use both directions at once. A Spark is limited by its host's rate."""
     mac, spark = "4x mac-studio @ cables=ring", "4x dgx-spark @ cables=ring"
     request = asked(mac, "sendrecv", "0,2", relays=True)
     assert planned("optimal", request).rate * exact_unit(request.network) == 2 * CABLE
@@ -110,11 +109,11 @@ def test_messages_through_hosts_between() -> None:
     assert planned("optimal", request).rate * exact_unit(request.network) == SPARK
 
 
-# What a ring gets, and where NCCL has none.
+# The rate of NCCL's ring, and machines for which NCCL has none.
 
 
 @pytest.mark.parametrize("n", range(2, 9))
-def test_nccl_s_ring_goes_one_way_round(n: int) -> None:
+def test_nccl_s_ring_uses_one_direction(n: int) -> None:
     for kind, rate in (("mac-studio", CABLE), ("dgx-spark", SPARK)):
         request = asked(f"{n}x {kind} @ cables=ring", "allreduce")
         baseline = ring_baseline(request)
@@ -154,5 +153,5 @@ def test_random_cablings_are_planned_at_the_bound_and_computed(seed: int, collec
         assert difference(reference.run, program, count=count) is None
     cable = {frozenset((x.src, x.dst)) for x in cables_of(topology)}
     for tree in [tree for share in forest.shares for tree in (share.reduce, share.broadcast) if tree is not None]:
-        for path in tree.edges:  # whoever is behind a cable stores what comes
+        for path in tree.edges:  # the machine behind each cable stores the data
             assert sum(frozenset(pair) in cable for pair in pairwise(path)) == 1

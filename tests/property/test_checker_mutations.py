@@ -1,4 +1,4 @@
-"""No damaged plan crashes the reader or the checker, and none that changes what is claimed passes."""
+"""Damaged plans crash neither reader nor checker, and no changed claim passes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ plans = raw_plans.map(json.loads)
 
 
 def leaves(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The ways to everything in ``value`` that is no object or array."""
+    """The paths of all values in ``value`` that are no object or array."""
     if isinstance(value, dict):
         return [leaf for key, entry in value.items() for leaf in leaves(entry, (*way, key))]
     if isinstance(value, list):
@@ -47,7 +47,7 @@ def put(plan: Json, way: tuple[Any, ...], value: Any) -> None:
 
 
 def judged(plan: Any) -> Verdict | None:
-    """The verdict; None where the plan is unreadable. Anything but a ScheduleError fails the test."""
+    """The verdict, or None if the plan is unreadable. Every error but ScheduleError fails the test."""
     try:
         from_document(plan)
         return check_plan(plan)
@@ -55,12 +55,15 @@ def judged(plan: Any) -> Verdict | None:
         return None
 
 
-#: Entries whose every change is a false statement. Left out are names, slice numbers, and certificates'
-#: vertex sets, where another set may prove the same bound, and links that no tree and no cut touches.
 def is_claim(way: tuple[Any, ...], value: Any) -> bool:
+    """True for entries of which every change is a false statement.
+
+    It is false for names, slice numbers, links that no tree and no cut touches, and vertex sets of certificates,
+    because another set may prove the same bound.
+    """
     top, last = way[0], way[-1]
     if top in ("depth", "trees"):
-        return value is not None  # Left out, it states nothing.
+        return value is not None  # an absent entry states nothing
     if top == "shares":
         return last != "slice"
     if top == "certificate":
@@ -87,7 +90,7 @@ values = st.one_of(
 
 def same(before: Any, after: Any) -> bool:
     if before in (None, []) and after in (None, []):
-        return True  # No tree, and a tree without edges.
+        return True  # no tree and a tree without edges are equal
     if isinstance(before, str) and isinstance(after, str):
         try:
             return Fraction(before) == Fraction(after)
@@ -104,7 +107,7 @@ def test_a_changed_statement_never_passes(plan: Json, data: st.DataObject) -> No
     put(plan, way, value)
     verdict = judged(plan)
     if is_claim(way, value) and not same(before, value):
-        # 1 and 1.0 are the same rate; only a float's value is a statement.
+        # 1 and 1.0 state the same rate.
         numeric = isinstance(before, float) and type(value) is int and before == value
         assert numeric or verdict is None or verdict.violations
 
@@ -182,7 +185,7 @@ def test_relabelled_vertices_change_nothing(plan: Json, rng: Any) -> None:
 
 
 def edited(data: st.DataObject, forest: Forest) -> Forest | None:
-    """``forest`` with random edits of its shares and all numbers worked out afresh: a consistent lie."""
+    """``forest`` with random edits of its shares and consistent, recomputed numbers; None without a rate."""
     shares = list(forest.shares)
     hops = sorted(
         {path for share in shares for tree in share.trees() for path in tree.edges}
@@ -226,7 +229,7 @@ def edited_tree(data: st.DataObject, tree: Tree, hops: list[tuple[int, ...]]) ->
 
 
 def delivered(share: Share, sources: set[int]) -> Counter[int] | None:
-    """Who gets what arrives at the root; None where that is not each source once, or a vertex acts twice."""
+    """Copies of the root's data by vertex; None unless each source contributes once and no vertex acts twice."""
     waiting = list(share.reduce.edges) if share.reduce else []
     senders = [path[0] for path in waiting]
     if share.root in senders or len(set(senders)) < len(senders):
@@ -249,35 +252,35 @@ def delivered(share: Share, sources: set[int]) -> Counter[int] | None:
             waiting.remove(path)
     if waiting or max(copies.values()) > 1:
         return None
-    for sender in senders:  # one source's data is whole wherever it passes
+    for sender in senders:  # data of a single source is complete at every vertex that it passes
         if len(sources) == 1 and held[sender] and sender not in copies:
             copies[sender] += 1
     return copies
 
 
 def is_right(forest: Forest) -> bool:
-    """Every item whole, at every destination exactly once: by moving the data, not by looking at trees."""
+    """True if each destination gets each item completely and exactly once. The test moves data, not trees."""
     slices: dict[Any, Counter[int]] = {}
     for share in forest.shares:
         item = forest.item(share)
         copies = delivered(share, {forest.ranks[r] for r, _ in item.contributions})
         if copies is None:
             return False
-        wanted = {forest.ranks[r] for r, _ in item.destinations}
+        destinations = {forest.ranks[r] for r, _ in item.destinations}
         got = slices.setdefault((share.block, share.slice, share.weight), Counter())
-        got.update({v: count for v, count in copies.items() if v in wanted})
+        got.update({v: count for v, count in copies.items() if v in destinations})
     for item in forest.collective.items():
         block = next(share.block for share in forest.shares if forest.item(share) is item)
         mine = {key: got for key, got in slices.items() if key[0] == block}
-        wanted_once = Counter({forest.ranks[r]: 1 for r, _ in item.destinations})
-        if sum(key[2] for key in mine) != item.weight or any(got != wanted_once for got in mine.values()):
+        once = Counter({forest.ranks[r]: 1 for r, _ in item.destinations})
+        if sum(key[2] for key in mine) != item.weight or any(got != once for got in mine.values()):
             return False
     return True
 
 
 @examples(750)
 @given(raw_plans, st.data())
-def test_a_consistent_lie_is_found_out_by_moving_the_data(raw: bytes, data: st.DataObject) -> None:
+def test_a_wrong_plan_with_consistent_numbers_never_passes(raw: bytes, data: st.DataObject) -> None:
     forest = edited(data, from_document(raw))
     if forest is None:
         return
@@ -286,5 +289,5 @@ def test_a_consistent_lie_is_found_out_by_moving_the_data(raw: bytes, data: st.D
         assert is_right(forest)
         assert verdict.rate == forest.rate
     elif is_right(forest):
-        # The checker asks for a little more than right data: nobody sends up who has nothing to send.
+        # The checker requires a little more than right data: no vertex may send up without a contribution.
         assert all("nothing to contribute" in text for text in verdict.violations), verdict.violations

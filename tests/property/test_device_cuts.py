@@ -1,4 +1,4 @@
-"""The device layer cuts slices as ``bind`` does, for any count, and its parts tile them, wherever the first begins."""
+"""The device layer cuts slices as ``bind`` does, for any count, and its parts tile them from any first part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.examples import examples
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 
-#: The finest that generated code serves: numerator · count does not fit into a word.
+#: The finest cuts that generated code serves; numerator · count does not fit into a word.
 FINE = st.integers(0, MAX_DENOMINATOR - 1).map(lambda n: Fraction(n, MAX_DENOMINATOR - 1))
 ITEMSIZE = {"int8": 1, "float16": 2, "float32": 4, "float64": 8}
 
@@ -35,7 +35,7 @@ def program(cuts: list[Fraction]) -> Program:
 
 @example(
     cuts=[Fraction(1, 3)], count=11, dtype="float32", groups=1, parts=1, least=0, turn=0
-)  # a tail beyond the rounds' chunks
+)  # a tail after the chunks of all rounds
 @example(cuts=[], count=1, dtype="int8", groups=1, parts=2, least=0, turn=0)  # fewer groups than parts
 @examples(120)
 @given(
@@ -56,17 +56,17 @@ def test_chunks_are_those_of_bind(
     call.parts = 1
     bound = bind(of, count, itemsize, 16 * groups, even_chunks=share is not None)
     longest = -(-max(extent.length for extent in bound.extents) // group)
-    # Device code does not know which slice is longest for this count, only their fractions of it.
+    # Device code knows the fractions of slices, but not the longest slice for this count.
     known = longest if share is None else -(-share.numerator * count // (share.denominator * group))
     most, rounds = -(-longest // groups), -(-known // groups)
     assert abs(rounds - most) <= 1
     whole = pieces(of, call, 0)
-    for wanted, found in zip(bound.extents, whole, strict=True):
-        assert (found.offset, found.length) == (wanted.offset, wanted.length)
-        assert found.chunks <= max(most, rounds)
+    for expected, piece in zip(bound.extents, whole, strict=True):
+        assert (piece.offset, piece.length) == (expected.offset, expected.length)
+        assert piece.chunks <= max(most, rounds)
         if most == rounds:
-            assert found.chunks == wanted.chunks
-            assert found.chunks <= 1 or found.chunk_elements == wanted.chunk_elements
+            assert piece.chunks == expected.chunks
+            assert piece.chunks <= 1 or piece.chunk_elements == expected.chunk_elements
     call.parts, call.piece_bytes = parts, 16 * least
     begin = turn * parts // TURNS
     begins = (turn,) * len(of.slices)
@@ -88,8 +88,8 @@ def test_chunks_are_those_of_bind(
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-def test_every_share_takes_as_many_rounds(parts: int) -> None:
-    """The trees of an AllReduce on a DGX-1V: sixths, eighths, a twelfth and twenty-fourths."""
+def test_every_share_takes_equally_many_rounds(parts: int) -> None:
+    """An AllReduce on a DGX-1V has shares of sixths, eighths, a twelfth and twenty-fourths."""
     of = program([Fraction(n, 24) for n in (4, 8, 11, 14, 16, *range(17, 24))])
     call = LaunchCall(count=24 << 20, dtype=DTYPE_CODES["float32"], chunk_bytes=1 << 18)
     call.parts = parts

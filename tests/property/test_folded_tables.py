@@ -1,4 +1,4 @@
-"""A table folded to a terminal: it keeps to the columns there are, and every word of it is there, in its row."""
+"""Tables folded to the width of a terminal: no line is longer, and every word stays in its row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = st.lists(WORD, max_size=12).map(" ".join)
 
 @st.composite
 def tables(draw):
-    """Header, rows, the columns that hold words, and how many tell rows apart."""
+    """Header, rows, the columns that hold words, and the number of columns that identify a row."""
     count = draw(st.integers(1, 9))
     left = draw(st.sets(st.integers(0, count - 1)).map(lambda some: {*some} & {0, count - 1}))
     cells = st.tuples(*(WORDS if i in left else WORD for i in range(count)))
@@ -21,19 +21,19 @@ def tables(draw):
 
 
 @given(tables(), st.integers(20, 140))
-def test_a_table_keeps_to_the_width_and_loses_nothing(table, width):
+def test_a_table_keeps_to_the_width_and_loses_no_word(table, width):
     header, rows, left, keys = table
-    seen: dict[int, list[str]] = {}
-    lines = columns(header, rows, left, width, keys, lambda row, line: seen.setdefault(row, []).append(line) or line)
+    by_row: dict[int, list[str]] = {}
+    lines = columns(header, rows, left, width, keys, lambda row, line: by_row.setdefault(row, []).append(line) or line)
     assert max(map(len, lines)) <= max(width, LEAST_WIDTH)
     for row, cells in enumerate([header, *rows]):
         assert {word for cell in cells for word in cell.split()} == {
-            word for line in seen[row] for word in line.split()
+            word for line in by_row[row] for word in line.split()
         }
 
 
 @given(tables(), st.integers(0, 9))
-def test_a_table_that_has_room_is_as_without_a_terminal(table, more):
+def test_a_table_that_fits_is_the_same_as_without_a_terminal(table, more):
     header, rows, left, keys = table
     whole = columns(header, rows, left)
     assert len(whole) == 1 + len(rows)
@@ -42,7 +42,7 @@ def test_a_table_that_has_room_is_as_without_a_terminal(table, more):
 
 
 @given(st.lists(st.one_of(WORD, st.just(""), st.just("rate   ")), max_size=40).map(" ".join), st.integers(20, 140))
-def test_a_sentence_keeps_to_the_width_and_its_words(text, width):
+def test_a_sentence_keeps_to_the_width_and_loses_no_word(text, width):
     folded = fit(text, width)
     assert max(map(len, folded.split("\n"))) <= max(width, LEAST_WIDTH)
     assert folded.split() == text.split()

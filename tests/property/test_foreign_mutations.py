@@ -1,4 +1,4 @@
-"""Mutated plans of MSCCL++: refused by name, found wrong, or right in every order in which they run."""
+"""Mutated plans of MSCCL++: refused with a name, judged wrong, or right in every order of execution."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from support.planned import asked, planned
 
 @cache
 def originals() -> tuple[str, ...]:
-    """By hand, and exported."""
-    found = [
+    """Plans written by hand, and exported ones."""
+    texts = [
         files.text(files.read_allreduce()),
         files.text(files.put_reduce_scatter()),
         files.text(files.port_allgather()),
@@ -36,12 +36,12 @@ def originals() -> tuple[str, ...]:
     for collective in ("allreduce", "reduce_scatter"):
         forest = planned("optimal", asked("dgx-1v", collective, "1,4,5,6"))
         choices = Choices(in_place=collective == "allreduce")
-        found.append(export.exported(lower(forest), forest, "mscclpp", choices)[0].text)
-    return tuple(found)
+        texts.append(export.exported(lower(forest), forest, "mscclpp", choices)[0].text)
+    return tuple(texts)
 
 
 def mutated(random: Random, text: str) -> str:
-    """An operation is gone, doubled or at another place, or a number in it is another."""
+    """``text`` with one operation removed, doubled, moved or with another number."""
     plan: dict[str, Any] = json.loads(text)
     bodies = [tb["ops"] for gpu in plan["gpus"] for tb in gpu["threadblocks"]]
     bodies += [op["ops"] for body in bodies for op in body if op["name"] == "pipeline"]
@@ -65,24 +65,24 @@ def mutated(random: Random, text: str) -> str:
 
 @given(number=st.integers(0, 8), seed=st.integers(0, 2**32))
 @examples(300)
-def test_what_is_accepted_is_right_in_every_order(number: int, seed: int) -> None:
+def test_accepted_plans_are_right_in_every_order(number: int, seed: int) -> None:
     text, random = originals()[number], Random(seed)
     try:
-        found = files.audited(mutated(random, text))
+        verdict = files.audited(mutated(random, text))
     except ScheduleError:
         return
-    if found.ok:
-        whole = found.plan
+    if verdict.ok:
+        whole = verdict.plan
         for plan in [whole.sized(size) for size in whole.judged_bytes] if whole.sized else [whole]:
             inputs = make_inputs(plan.collective, plan.chunks, "int32")
             for order in range(3):
                 outputs = files.run(plan, inputs, seed=order)
                 assert mismatch(outputs, oracle(plan.collective, inputs), plan.chunks) is None
     else:
-        assert all(re.search(r"GPU \d+", fault) for fault in found.faults)
+        assert all(re.search(r"GPU \d+", fault) for fault in verdict.faults)
 
 
 def test_originals_are_right() -> None:
     for text in originals():
-        found = files.audited(text)
-        assert found.ok, found.text()
+        verdict = files.audited(text)
+        assert verdict.ok, verdict.text()

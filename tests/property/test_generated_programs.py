@@ -1,4 +1,4 @@
-"""Generated code against the reference, bit for bit: odd programs, all protocols, data that rounds, used memory."""
+"""Generated code against the reference engine, bit for bit: odd programs, all protocols, rounding, reused memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SERVED = [(dtype, op) for dtype, row in DTYPES.items() for op, chosen in OPS.ite
 
 
 def a_program(seed: int) -> Program:
-    """On 2 to 6 ranks, the collectives in turn; every fifth by way of memories."""
+    """A program on 2 to 6 ranks. Collectives alternate; every fifth program goes through memories."""
     random = Random(seed)
     name = list(COLLECTIVES)[seed % len(COLLECTIVES)]
     program, _ = random_program(random, random_collective(random, random.randint(2, 6), name))
@@ -52,10 +52,10 @@ def a_program(seed: int) -> Program:
 
 @cache
 def programs() -> tuple[Program, ...]:
-    """Compiled in one go."""
-    made = tuple(a_program(seed) for seed in range(PROGRAMS))
-    generated.prepare(made)
-    return made
+    """All programs, compiled at once."""
+    batch = tuple(a_program(seed) for seed in range(PROGRAMS))
+    generated.prepare(batch)
+    return batch
 
 
 @examples(200)
@@ -90,15 +90,15 @@ def test_odd_programs_give_the_bits_of_the_reference(
         "chunk_bytes": chunk_bytes,
     }
     with np.errstate(over="ignore", invalid="ignore"):
-        wanted = reference.run(program, inputs, **arguments)
+        expected = reference.run(program, inputs, **arguments)
     in_place = in_place and program.collective.name != "alltoall"
     options = generated.GeneratedOptions(protocol, parts, piece_bytes)
     run = partial(generated.run, options=options, in_place=in_place, deadline_s=20)
-    assert unlike(run(program, inputs, **arguments), wanted) is None
+    assert unlike(run(program, inputs, **arguments), expected) is None
 
 
 def test_programs_of_a_group_take_turns_on_one_memory() -> None:
-    """As on GPUs: counters go on from launch to launch, whatever ran before, with whatever protocol and parts."""
+    """Counters continue from launch to launch, as on GPUs, after any program, protocol and number of parts."""
     random = Random(5)
     group = []
     for name in COLLECTIVES:
@@ -119,13 +119,13 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
             "chunk_bytes": chunk_bytes,
         }
         with np.errstate(over="ignore", invalid="ignore"):
-            wanted = reference.run(program, inputs, **arguments)
+            expected = reference.run(program, inputs, **arguments)
         ways = {"protocol": protocol, "piece_bytes": random.choice([0, 64]), "deadline_s": 20}
-        assert unlike(session.run(program, inputs, **arguments, **ways), wanted) is None, turn
+        assert unlike(session.run(program, inputs, **arguments, **ways), expected) is None, turn
 
 
 def messages_passed(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], connections: int) -> list[int]:
-    """How many messages each connection has carried, in all parts, when the first launch of ``run`` has ended."""
+    """Number of messages per connection, over all parts, after the first launch of ``run``."""
     passed: list[int] = []
     launch = generated.launch
 
@@ -149,7 +149,7 @@ def test_shares_of_any_size_take_the_same_rounds(protocol: str, monkeypatch: pyt
     for program in programs()[:36]:
         largest = largest_share(program) or program.slices[0].stop - program.slices[0].start
         finest = lcm(*(edge.denominator for part in program.slices for edge in (part.start, part.stop)))
-        count = rounds * parts * finest * (16 // 4)  # a whole number of groups per share, part and round
+        count = rounds * parts * finest * (16 // 4)  # an integer number of groups per share, part and round
         inputs = wild(Random(1), program, count, "float32")
         run = partial(
             generated.run,
@@ -178,14 +178,14 @@ def test_shares_of_any_size_take_the_same_rounds(protocol: str, monkeypatch: pyt
     ],
 )
 def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part: str, other: str) -> None:
-    """What is compiled is what is run: the division, the order of reduction, what is kept, and how much of it."""
+    """The test runs the compiled text: its division, order of reduction, kept data and extents."""
     star = Tree(0, ((1, 0), (2, 0)))
     shares = (Share(Fraction(1), 0, None, 0, star, star.reversed()),)
     program = lower(by_hand(Collective("allreduce", 3), parse_spec("clique:3"), shares))
     inputs: list[Array | None] = [np.full(9, value, np.float32) for value in (1.0, 2.0**24, -(2.0**24) + 6)]
     arguments = {"call": CollectiveCall.of(program.collective, "float32", 9, "avg")}
-    wanted = reference.run(program, inputs, **arguments)
-    assert unlike(generated.run(program, inputs, **arguments), wanted) is None
+    expected = reference.run(program, inputs, **arguments)
+    assert unlike(generated.run(program, inputs, **arguments), expected) is None
     whole = generated.code
 
     def changed(kernel: Kernel, group: ProgramGroup) -> str:
@@ -196,4 +196,4 @@ def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part
 
     monkeypatch.setattr(generated, "code", changed)
     monkeypatch.setattr(generated, "_libraries", {})
-    assert unlike(generated.run(program, inputs, **arguments), wanted) is not None
+    assert unlike(generated.run(program, inputs, **arguments), expected) is not None

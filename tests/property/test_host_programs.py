@@ -1,7 +1,7 @@
-"""The host engine on random Programs: the oracle's data, the reference engine's bits, and counters that add up.
+"""The host engine on random Programs: the oracle's data, the bits of the reference engine, and consistent counters.
 
-Every way that messages may go, in and out of place, large and small messages; programs that lowering would never make,
-and ones that are moved about until they are barely live.
+The tests cover every transport of messages, in and out of place, and large and small messages. They use programs that
+lowering would never make, and programs perturbed until they are barely live.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(
 SEEDS = st.integers(0, 2**32)
 MANY = examples(100)
 SOME = examples(30)
-#: How messages may go: through rings, where shared tensors lie, by the system between private ones.
+#: Transports: through rings, in shared tensors, and by cross-memory copies of the system.
 WAYS: list[dict[str, bool]] = [{}, {"shared": True}, {"cross_memory": True}]
 EVERY_WAY = pytest.mark.parametrize("way", WAYS, ids=["rings", "shared", "cross memory"])
 FLOATS = [name for name, row in DTYPES.items() if row.kind == "float"]
@@ -53,14 +53,14 @@ def draw_size(random: Random) -> dict[str, Any]:
 
 
 def differences(program: Program, random: Random, way: dict[str, bool]) -> list[str]:
-    """For each place, what is wrong; nothing where all is right."""
-    found = []
+    """Differences from the oracle, in and out of place; empty if all data is right."""
+    faults = []
     for in_place in places(program):
         size = draw_size(random)
         run = partial(host.run, options=HostOptions(**way))
         wrong = difference(run, program, **size, dtype="float32", op="avg", in_place=in_place, deadline_s=20)
-        found += [f"{size}, in place {in_place}: {wrong}"] if wrong else []
-    return found
+        faults += [f"{size}, in place {in_place}: {wrong}"] if wrong else []
+    return faults
 
 
 @EVERY_WAY
@@ -74,7 +74,7 @@ def test_random_programs_equal_the_oracle(way: dict[str, bool], seed: int) -> No
 @EVERY_WAY
 @MANY
 @given(seed=SEEDS)
-def test_programs_with_just_enough_slots_get_through(way: dict[str, bool], seed: int) -> None:
+def test_programs_with_just_enough_slots_complete(way: dict[str, bool], seed: int) -> None:
     random = Random(seed)
     program, topology = random_program(random)
     program = perturbed(random, program)
@@ -83,8 +83,8 @@ def test_programs_with_just_enough_slots_get_through(way: dict[str, bool], seed:
 
 
 @EVERY_WAY
-def test_senders_of_one_input_into_one_queue_stay_two(way: dict[str, bool]) -> None:
-    """Two roles in a row send the same input into the same queue."""
+def test_two_senders_of_one_input_into_one_queue_are_not_merged(way: dict[str, bool]) -> None:
+    """Two consecutive roles send the same input into the same queue."""
     program, _ = random_program(Random(8218))
     bodies = [[role for role in program.roles if role.rank == rank] for rank in range(len(program.ranks))]
     pairs = [pair for body in bodies for pair in itertools.pairwise(body)]
@@ -95,7 +95,7 @@ def test_senders_of_one_input_into_one_queue_stay_two(way: dict[str, bool]) -> N
 
 
 def small(program: Program) -> Program:
-    """The same with the flags inside the messages."""
+    """The same program with flags inside the messages."""
     return replace(program, channels=tuple(replace(channel, protocol=INLINE) for channel in program.channels))
 
 
@@ -113,7 +113,7 @@ def test_small_messages_equal_the_oracle(way: dict[str, bool], seed: int) -> Non
 
 
 def with_nans(inputs: list[np.ndarray | None], random: Random) -> list[np.ndarray | None]:
-    """A NaN here and there, of either sign."""
+    """The inputs with some NaN of either sign."""
     rng = np.random.default_rng(random.randrange(2**32))
     for values in inputs:
         if values is not None:
@@ -124,7 +124,7 @@ def with_nans(inputs: list[np.ndarray | None], random: Random) -> list[np.ndarra
 @pytest.mark.parametrize("dtype", FLOATS)
 @SOME
 @given(seed=SEEDS)
-def test_the_bits_are_the_reference_engines(dtype: str, seed: int) -> None:
+def test_the_bits_are_those_of_the_reference_engine(dtype: str, seed: int) -> None:
     random = Random(seed)
     name = random.choice(["allreduce", "allreduce", "reduce", "reduce_scatter"])
     program, _ = random_program(random, random_collective(random, random.randint(2, 6), name))
@@ -132,14 +132,14 @@ def test_the_bits_are_the_reference_engines(dtype: str, seed: int) -> None:
     inputs = with_nans(wild(random, program, count, dtype), random)
     scales = wild_scales(random, program, op)
     arguments = {"call": CollectiveCall.of(program.collective, dtype, count, op), "scales": scales, "chunk_bytes": 32}
-    wanted = reference.run(program, inputs, **arguments)
+    expected = reference.run(program, inputs, **arguments)
     for way, in_place in itertools.product(WAYS, (False, True)):
         got = host.run(program, inputs, **arguments, in_place=in_place, options=HostOptions(**way), deadline_s=20)
-        assert unlike(got, wanted) is None, (op, way, in_place)
+        assert unlike(got, expected) is None, (op, way, in_place)
 
 
 def prepared(random: Random, ranks: int, seed: int) -> tuple[HostPlan, int, int, RankBuffers, list[Array | None]]:
-    """A random program for one call: laid out, with elements, chunk, buffers, and what these must hold afterwards."""
+    """A random program for one call: plan, count, chunk bytes, buffers, and their expected contents."""
     program, _ = random_program(random, random_collective(random, ranks))
     plan, count = HostPlan(program), random.choice([1, 60, 300])
     inputs = make_inputs(program.collective, count, "int32", seed)
@@ -150,7 +150,7 @@ def prepared(random: Random, ranks: int, seed: int) -> tuple[HostPlan, int, int,
 @SOME
 @given(seed=SEEDS)
 def test_calls_in_a_row_do_not_disturb_each_other(seed: int) -> None:
-    """Each rank makes them as fast as it can, so that one may begin a call while another is in the one before."""
+    """Ranks do not wait for each other, so one may begin a call while another is in the call before."""
     random = Random(seed)
     ranks = random.randint(2, 5)
     jobs = [prepared(random, ranks, number) for number in range(6)]
@@ -181,7 +181,7 @@ def total(program: Program, each: Callable[[int], int]) -> int:
 @EVERY_WAY
 @SOME
 @given(seed=SEEDS)
-def test_counters_say_what_the_program_sends(way: dict[str, bool], seed: int) -> None:
+def test_counters_match_the_messages_of_the_program(way: dict[str, bool], seed: int) -> None:
     random = Random(seed)
     program, _ = random_program(random)
     size = draw_size(random)
@@ -206,5 +206,5 @@ def test_counters_say_what_the_program_sends(way: dict[str, bool], seed: int) ->
     assert sums["inline_bytes"] == 0
     if not way:
         assert sums["direct_read_bytes"] == sums["direct_write_bytes"] == 0
-    wanted = sums["direct_read_bytes"] + sums["direct_write_bytes"] if "cross_memory" in way else 0
-    assert sums["crossed_bytes"] == wanted
+    crossed = sums["direct_read_bytes"] + sums["direct_write_bytes"] if "cross_memory" in way else 0
+    assert sums["crossed_bytes"] == crossed

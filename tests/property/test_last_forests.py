@@ -55,7 +55,7 @@ def test_three_phases_are_not_faster_than_the_optimum(spec: str, gpus: str | Non
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Request:
-    """2 or 3 servers of one kind, any GPUs of each."""
+    """2 or 3 servers of one kind, with any GPUs of each."""
     family = draw(st.sampled_from(FAMILIES))
     size = int(family.split(":")[1])
     servers = draw(st.integers(2, 3))
@@ -66,7 +66,7 @@ def clusters(draw: st.DrawFn) -> Request:
 
 @seldom
 @given(clusters())
-def test_random_clusters(request: Request) -> None:
+def test_three_phases_on_random_clusters_are_not_faster_than_the_optimum(request: Request) -> None:
     forest = plan_or_reason("three_phase", request)
     if isinstance(forest, str):
         assert "only over the network" in forest
@@ -98,7 +98,7 @@ parts = st.lists(st.integers(1, 12), min_size=1, max_size=6).map(
 
 
 def trees_of(weights: list[Fraction]) -> list[LocalTree]:
-    """Stars around 0, 1, 2 of three ranks, in turn."""
+    """Stars of three ranks, with roots 0, 1, 2 in turn."""
     stars = [Tree(i, tuple((i, j) for j in range(3) if j != i)) for i in range(3)]
     return [LocalTree(w, stars[i % 3].reversed(), stars[i % 3]) for i, w in enumerate(weights)]
 
@@ -110,15 +110,15 @@ def test_overlaid_cuts_leave_every_server_its_weights(servers: list[list[Fractio
     cuts = list(laid_over(columns, attrgetter("weight")))
     assert len(cuts) <= sum(map(len, columns)) - len(columns) + 1
     for i, column in enumerate(columns):
-        taken = [(weight, trees[i]) for weight, trees in cuts]
+        pieces = [(weight, trees[i]) for weight, trees in cuts]
         for tree in column:
             count = sum(other == tree for other in column)
-            assert sum((w for w, other in taken if other == tree), Fraction(0)) == count * tree.weight
+            assert sum((w for w, other in pieces if other == tree), Fraction(0)) == count * tree.weight
 
 
 @seldom
 @given(parts, st.lists(st.integers(1, 9), min_size=3, max_size=3))
-def test_cut_trees_load_every_way_out_alike(weights: list[Fraction], widths: list[int]) -> None:
+def test_cut_trees_load_every_link_out_in_proportion_to_its_width(weights: list[Fraction], widths: list[int]) -> None:
     placed = cut_trees(trees_of(weights), dict(enumerate(widths)))
     assert len(placed) < len(weights) + 3
     for rank, width in enumerate(widths):

@@ -1,4 +1,4 @@
-"""What holds of plans on any topology: proved, never beaten, and indifferent to names and units."""
+"""Properties of plans on any topology: a proof, no faster plan, and no effect of names and units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ seldom = examples(40)
 
 @st.composite
 def topologies(draw: st.DrawFn, switch: bool = True) -> Topology:
-    """2 to 5 GPUs in a cycle, further links, perhaps one-way, perhaps a switch that all are on."""
+    """2 to 5 GPUs in a cycle with more links, sometimes one-way, and sometimes a switch for all."""
     n = draw(st.integers(2, 5))
     ids = draw(st.lists(st.integers(0, 20), min_size=n, max_size=n, unique=True))
     symmetric = draw(st.booleans())
@@ -67,7 +67,7 @@ def test_without_switches_the_optimum_is_exact(request: Request) -> None:
 
 @seldom
 @given(requests())
-def test_every_plan_is_right_and_none_beats_the_optimum(request: Request) -> None:
+def test_every_plan_is_right_and_none_is_faster_than_the_optimum(request: Request) -> None:
     best = ALGORITHMS["optimal"].plan(request)
     assert_sound(best)
     for algorithm in ALGORITHMS:
@@ -104,7 +104,7 @@ def test_the_order_of_ranks_does_not_change_the_rate(request: Request, data: st.
 @seldom
 @given(requests())
 def test_links_twice_as_wide_are_twice_as_fast(request: Request) -> None:
-    """In GB/s: what all links share becomes the unit, and the rate in units stays as it was."""
+    """The GB/s double. The common divisor of links becomes the unit, so the rate in units stays the same."""
     topology = request.topology
     doubled = {(x.src, x.dst): 2 * x.capacity for x in topology.links}
     wide = replace(request, topology=replace(topology, links=links_of(doubled)))
@@ -127,7 +127,7 @@ def test_blink_is_near_the_optimum_through_one_root(request: Request) -> None:
 
 @seldom
 @given(requests(), st.sampled_from(["fewest-trees", "least-depth"]))
-def test_objectives_choose_among_the_best(request: Request, objective: str) -> None:
+def test_objectives_select_among_the_fastest_plans(request: Request, objective: str) -> None:
     plain = ALGORITHMS["optimal"].plan(request)
     chosen = plan_or_reason("optimal", replace(request, objective=objective))
     if isinstance(chosen, str):

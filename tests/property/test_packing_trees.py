@@ -1,4 +1,4 @@
-"""What holds of packings on any network: they fit, they span, and no more would fit."""
+"""Properties of packings on any network: they fit, they span, and no more would fit."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ density = st.floats(0, 1)
 
 
 def digraphs(most: int = 6) -> st.SearchStrategy[FlowNetwork]:
-    """Strongly connected and switchless."""
+    """Strongly connected, switchless networks."""
     return st.builds(random_digraph, dice, st.integers(2, most), most=most_capacity, density=density)
 
 
 def graphs(most: int = 6) -> st.SearchStrategy[FlowNetwork]:
-    """Connected, switchless and symmetric."""
+    """Connected, switchless, symmetric networks."""
     return st.builds(random_graph, dice, st.integers(2, most), most=most_capacity, density=density)
 
 
 def switched() -> st.SearchStrategy[FlowNetwork]:
-    """Terminals on one or two switches, balanced or as they come."""
+    """Terminals on one or two switches, balanced or not."""
     size = st.integers(2, 4), st.integers(1, 2)
     return st.builds(random_switched, dice, *size, balanced=st.booleans(), most=st.just(5))
 
 
 @ordinary
 @given(digraphs() | graphs(), st.data())
-def test_a_minimum_cut_is_filled_with_whole_trees(network: FlowNetwork, data: st.DataObject) -> None:
+def test_integer_trees_fill_a_minimum_cut(network: FlowNetwork, data: st.DataObject) -> None:
     root = data.draw(st.integers(0, network.n - 1))
     rate, side = broadcast_rate(network, root)
     assert rate == network.leaving(side)
@@ -66,7 +66,7 @@ def test_a_minimum_cut_is_filled_with_whole_trees(network: FlowNetwork, data: st
 
 @ordinary
 @given(digraphs(most=5) | graphs(most=5))
-def test_the_bottleneck_is_filled_from_every_root(network: FlowNetwork) -> None:
+def test_trees_from_every_root_fill_the_bottleneck(network: FlowNetwork) -> None:
     rate, side = allgather_rate(network)
     assert rate == Fraction(network.leaving(side), len(side))
     scaled = network.scaled(rate.denominator)
@@ -79,7 +79,7 @@ def test_the_bottleneck_is_filled_from_every_root(network: FlowNetwork) -> None:
 
 @ordinary
 @given(graphs())
-def test_a_partition_is_filled_with_undirected_trees(network: FlowNetwork) -> None:
+def test_undirected_trees_fill_a_partition(network: FlowNetwork) -> None:
     packing = pack_trees(network)
     widths = undirected_widths(network)
     assert packing.rate == Fraction(crossing(widths, packing.blocks), len(packing.blocks) - 1)
@@ -114,7 +114,7 @@ def test_rates_do_not_depend_on_numbers(network: FlowNetwork, data: st.DataObjec
 
 @examples(60)
 @given(digraphs() | switched())
-def test_columns_reach_what_prices_prove_and_no_cut_is_below(network: FlowNetwork) -> None:
+def test_columns_reach_the_bound_of_prices_and_cuts(network: FlowNetwork) -> None:
     roots = list(range(network.terminals))
     packing = pack_columns(network.capacity, ONE * len(roots), out_tree_oracle(network, roots))
     assert_exact(packing, network, ONE * len(roots))

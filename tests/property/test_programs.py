@@ -1,7 +1,7 @@
-"""Definitions on random programs: lowered ones, and ones that our lowering would never make.
+"""Semantics of random programs, lowered ones and ones that our lowering would never make.
 
-The verifier and the reference engine are two independent statements of what a Program means. Here they must agree:
-what the verifier accepts runs on every engine and equals the oracle, and what the verifier calls a deadlock deadlocks.
+The verifier and the reference engine define the semantics of a Program independently. These tests compare them. Every
+program that the verifier accepts runs on every engine and equals the oracle; every reported deadlock is one.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def places(program: Program) -> tuple[bool, ...]:
 @given(SEEDS)
 def test_lowered_forests_are_valid_and_equal_the_oracle(seed: int) -> None:
     random = Random(seed)
-    made = random_forest(random)
-    program = lower(made, random.choice([1, 2, 3]), random.choice([None, 1, 2]))
-    assert violations(program, made.topology) == []
+    forest = random_forest(random)
+    program = lower(forest, random.choice([1, 2, 3]), random.choice([None, 1, 2]))
+    assert violations(program, forest.topology) == []
     for count in ragged_counts(program, 8):
         for in_place in places(program):
             assert difference(reference.run, program, count=count, chunk_bytes=CHUNK_BYTES, in_place=in_place) is None
@@ -61,7 +61,7 @@ def test_lowered_forests_are_valid_and_equal_the_oracle(seed: int) -> None:
 @pytest.mark.parametrize("name", COLLECTIVES)
 @examples(13)
 @given(seed=SEEDS)
-def test_programs_that_did_not_come_from_lowering(name: str, seed: int) -> None:
+def test_random_programs_are_valid_and_equal_the_oracle(name: str, seed: int) -> None:
     random = Random(seed)
     program, topology = random_program(random, random_collective(random, random.randint(2, 6), name))
     assert violations(program, topology) == []
@@ -93,7 +93,7 @@ def test_every_engine_serves_any_valid_program(engine: str, seed: int) -> None:
 
 
 def wild(random: Random, program: Program, count: int, dtype: str) -> list[np.ndarray | None]:
-    """Data whose sums round, over many magnitudes, with zeros of both signs and an overflow here and there.
+    """Data of many magnitudes, with rounding sums, zeros of both signs and some overflows.
 
     Integers are from 0 to 99.
     """
@@ -116,7 +116,7 @@ def wild_scales(random: Random, program: Program, op: str, dtype: str = "float32
     return [random.uniform(least, 3) for _ in program.ranks] if OPS[op].scales else None
 
 
-#: Those whose result depends on the order or on the rounding, for floats.
+#: Operations on floats with results that depend on order or rounding.
 SENSITIVE = ("sum", "prod", "min", "max", "avg", "premul_sum")
 
 
@@ -124,7 +124,7 @@ SENSITIVE = ("sum", "prod", "min", "max", "avg", "premul_sum")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn"])
 @examples(13)
 @given(seed=SEEDS)
-def test_bits_of_data_that_rounds_on_every_engine(dtype: str, seed: int) -> None:
+def test_every_engine_rounds_like_the_reference(dtype: str, seed: int) -> None:
     random = Random(seed)
     name = random.choice(["allreduce", "allreduce", "reduce", "reduce_scatter"])
     program, _ = random_program(random, random_collective(random, random.randint(2, 6), name))
@@ -135,29 +135,29 @@ def test_bits_of_data_that_rounds_on_every_engine(dtype: str, seed: int) -> None
         "scales": scales,
         "chunk_bytes": CHUNK_BYTES,
     }
-    wanted = reference.run(program, inputs, **arguments)
-    assert unlike(reference.run(program, inputs, **arguments, order=seed), wanted) is None
+    expected = reference.run(program, inputs, **arguments)
+    assert unlike(reference.run(program, inputs, **arguments, order=seed), expected) is None
     for engine in others():
         for in_place in (False, True):
-            assert unlike(engine.run(program, inputs, **arguments, in_place=in_place, deadline_s=20), wanted) is None
+            assert unlike(engine.run(program, inputs, **arguments, in_place=in_place, deadline_s=20), expected) is None
 
 
 def others() -> list[Engine]:
-    """The engines that need not compile every program first: test_generated_programs.py compiles many at once."""
+    """The engines that do not compile a program first; test_generated_programs.py tests the other one."""
     return [row for name, row in ENGINES.items() if row.missing is None and name != "generated"]
 
 
-def unlike(outputs: list[np.ndarray | None], wanted: list[np.ndarray | None]) -> str | None:
-    """The first bits that differ, where any NaN is like any other: IEEE 754 leaves its bits open."""
-    one, other = ([None if x is None else without_payloads(x) for x in buffers] for buffers in (outputs, wanted))
+def unlike(outputs: list[np.ndarray | None], expected: list[np.ndarray | None]) -> str | None:
+    """The first different bits, or None. All NaN are equal, because IEEE 754 does not define their bits."""
+    one, other = ([None if x is None else without_payloads(x) for x in buffers] for buffers in (outputs, expected))
     return mismatch(one, other, 1)
 
 
 def without_payloads(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind in "biu":
         return array
-    found = np.isnan(array.astype(np.float64))
-    return np.where(found, array.dtype.type(np.nan), array)
+    nan = np.isnan(array.astype(np.float64))
+    return np.where(nan, array.dtype.type(np.nan), array)
 
 
 @more_with("torch")
@@ -166,20 +166,20 @@ def without_payloads(array: np.ndarray) -> np.ndarray:
 @examples(8)
 @given(seed=SEEDS)
 def test_stars_equal_the_oracle_in_every_bit_for_any_data(spec: str, algorithm: str, seed: int) -> None:
-    """They reduce in rank order on every rank, in one execution."""
+    """Stars reduce in rank order on every rank, in one execution."""
     random = Random(seed)
     name = random.choice(["allreduce", "reduce", "reduce_scatter"] if algorithm == "one_hop" else ["allreduce"])
     program = star_program(spec, algorithm, name)
     op, dtype = random.choice(SENSITIVE), random.choice(["float32", "float32", "float64", "bfloat16", "float16"])
     inputs, scales = wild(random, program, 41, dtype), wild_scales(random, program, op)
-    wanted = oracle(program.collective, inputs, op, scales)
+    expected = oracle(program.collective, inputs, op, scales)
     for engine in ENGINES.values():
         if engine.missing is not None:
             continue
         outputs = engine.run(
             program, inputs, CollectiveCall.of(program.collective, dtype, 41, op), scales=scales, chunk_bytes=64
         )
-        assert unlike(outputs, wanted) is None
+        assert unlike(outputs, expected) is None
 
 
 @cache
@@ -187,7 +187,7 @@ def star_program(spec: str, algorithm: str, name: str) -> Program:
     return lower(ALGORITHMS[algorithm].plan(asked(spec, name, root=2)))
 
 
-def test_random_programs_are_as_odd_as_they_should_be() -> None:
+def test_random_programs_have_all_unusual_features() -> None:
     programs = [random_program(Random(seed))[0] for seed in range(60)]
     wirings = [connect(program) for program in programs]
     assert sum(any(arc.tokens < 0 for arc in wiring.arcs) for wiring in wirings) > 20
@@ -217,7 +217,7 @@ def test_no_byte_depends_on_the_hash_seed() -> None:
 
 
 def perturbed(random: Random, program: Program) -> Program:
-    """Another order, another look-ahead, or other slots: still the right data, perhaps no longer live."""
+    """The program with another order, look-ahead or number of slots: right data, but possibly a deadlock."""
     roles = list(program.roles)
     for _ in range(random.randint(1, 4)):
         i, j = random.randrange(len(roles)), random.randrange(len(roles))
@@ -236,11 +236,11 @@ def test_verifier_and_reference_agree_on_deadlocks(seed: int) -> None:
     random = Random(seed)
     program, topology = random_program(random)
     program = perturbed(random, program)
-    found = [text for text in violations(program, topology) if "in place" not in text]
-    dead = [text for text in found if text.startswith("deadlock")]
-    if len(found) > len(dead):
-        return  # the order of messages broke as well: nothing that could be run
-    count = 840  # the narrowest slice has 60 chunks of one element: more than all look-aheads together
+    faults = [text for text in violations(program, topology) if "in place" not in text]
+    dead = [text for text in faults if text.startswith("deadlock")]
+    if len(faults) > len(dead):
+        return  # the order of messages is wrong too, so the program cannot run
+    count = 840  # the narrowest slice has 60 chunks of one element, more than all look-aheads together
     inputs = make_inputs(program.collective, count, "int32")
     run = partial(reference.run, program, inputs, CollectiveCall.of(program.collective, "int32", count), chunk_bytes=4)
     if dead:
@@ -268,7 +268,7 @@ def test_engines_need_no_more_slots_than_the_verifier(engine: str, seed: int) ->
 
 
 def moving_all_at_once_deadlocks(program: Program) -> bool:
-    """A block on a GPU does not begin with an execution before it has all messages and slots."""
+    """True if a deadlock follows because a GPU block starts an execution only with all messages and slots."""
     return atomic_liveness_fault(program) is not None
 
 

@@ -1,4 +1,4 @@
-"""What must hold of every simulated time, whatever the program, the costs and the way of sharing links."""
+"""Properties of simulated times for any program, any costs and any sharing of links."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Job = tuple[Program, Topology]
 
 
 def costs(random: Random, latencies: bool = True) -> Calibration:
-    """Any calibration; without ``latencies`` only bytes take time."""
+    """A random calibration. Without ``latencies`` only bytes take time."""
 
     def some(least: float, most: float) -> float:
         return random.choice([0.0, random.uniform(least, most)]) if latencies else 0.0
@@ -57,7 +57,7 @@ def costs(random: Random, latencies: bool = True) -> Calibration:
     )
 
 
-#: Links at the rate that plans count on, and nothing else costs time.
+#: Links at the rate that plans assume; nothing else takes time.
 IDEAL = calibration_of(*(link_class(kind, 0.0, 1.0) for kind in LINK_KINDS))
 
 
@@ -68,22 +68,22 @@ PLACES += [(spec, None) for spec in SPECS]
 
 @lru_cache(maxsize=512)
 def planned(spec: str, gpus: tuple[int, ...] | None, algo: str, name: str) -> Forest | None:
-    """What an algorithm plans for an allocation, with the last rank for root; None where it does not serve it."""
-    found = plan_or_reason(algo, asked(spec, name, gpus, root=-1))
-    return found if isinstance(found, Forest) else None
+    """The plan of an algorithm for an allocation, with the last rank as root; None if it is not supported."""
+    plan = plan_or_reason(algo, asked(spec, name, gpus, root=-1))
+    return plan if isinstance(plan, Forest) else None
 
 
 def any_plan(random: Random) -> Forest:
-    """A plan of any algorithm for any collective it serves, on any allocation."""
+    """A plan of a random algorithm for a random supported collective, on a random allocation."""
     while True:
         spec, gpus = random.choice(PLACES)
-        found = planned(spec, gpus, random.choice([*ALGORITHMS]), random.choice([*COLLECTIVES]))
-        if found is not None:
-            return found
+        forest = planned(spec, gpus, random.choice([*ALGORITHMS]), random.choice([*COLLECTIVES]))
+        if forest is not None:
+            return forest
 
 
 def any_job(random: Random) -> Job:
-    """A plan, a random forest, or a random program that our lowering would never make."""
+    """A lowered plan or random forest, or a random program that our lowering would never make."""
     kind = random.randrange(3)
     if kind == 0:
         return random_program(random)
@@ -100,21 +100,21 @@ def any_workload(random: Random, sharing: str) -> Workload:
     return translate(bound, network, costs(random), chosen).workload
 
 
-# Bounds, that share no code with the kernel.
+# Bounds. They share no code with the kernel.
 
 
 def least_s(workload: Workload) -> float:
-    """No run is shorter: the α–β bound.
+    """Lower bound on the time of a run: the α–β bound.
 
-    The larger of what the fullest link takes for its bytes, and what the longest chain of hops takes for one chunk on
-    links of its own: the smallest chunk that passes there.
+    It is the larger of two times: that of the bytes of the most loaded link, and that of the smallest chunk through the
+    longest chain of hops, on otherwise idle links.
     """
     by_link = (workload.link_bytes / workload.rates).max(initial=0.0)
     return max(float(by_link), _longest_chain_s(workload))
 
 
 def serial_s(workload: Workload) -> float:
-    """No run is longer: all transfers and executions one after the other, each on links of its own."""
+    """Upper bound on the time of a run: all transfers and executions one after the other, on idle links."""
     actors, hops = workload.actors, workload.hops
     total = float(actors.start_s.max(initial=0.0))
     for hop, tail in enumerate(hops.tail.tolist()):
@@ -136,7 +136,7 @@ def _slowest(workload: Workload, hop: int) -> float:
 
 
 def _longest_chain_s(workload: Workload) -> float:
-    """The longest way through actors and hops, with a chunk of the smallest size on each."""
+    """Time of the longest path through actors and hops, with the smallest chunk on each."""
     actors, hops = workload.actors, workload.hops
     size = [min(a, b) for a, b in zip(actors.bytes.tolist(), actors.last_bytes.tolist(), strict=True)]
     chunks = actors.chunks.tolist()
@@ -156,14 +156,14 @@ def _longest_chain_s(workload: Workload) -> float:
         last = max(last, done_s)
         for hop in following[actor]:
             moved_s = size[actor] / _slowest(workload, hop)
-            there_s = done_s + float(hops.latency_s[hop]) + moved_s + float(hops.signal_s[hop])
+            arrived_s = done_s + float(hops.latency_s[hop]) + moved_s + float(hops.signal_s[hop])
             head = int(hops.head[hop])
-            ready_s[head] = max(ready_s[head], there_s)
+            ready_s[head] = max(ready_s[head], arrived_s)
     return last
 
 
 def _in_order(workload: Workload, following: Sequence[Sequence[int]], waits: list[int]) -> list[int]:
-    """Actors, senders before receivers; those on a cycle are left out, which only weakens the bound."""
+    """Actors, senders before receivers. Actors on a cycle are left out, which only weakens the bound."""
     order = [actor for actor, count in enumerate(waits) if count == 0]
     for actor in order:
         for hop in following[actor]:
@@ -188,7 +188,7 @@ def test_runs_lie_between_their_bounds(sharing: str, seed: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
 def test_both_bounds_are_reached(ranks: int) -> None:
-    """A chunk alone on a chain does one thing after the other, and that is its longest chain."""
+    """A single chunk on a chain takes its steps one after the other, so both bounds are equal."""
     program, network = lowered("optimal", f"chain:{ranks}", "broadcast")
     for seed in range(20):
         random = Random(seed)
@@ -201,34 +201,32 @@ def test_both_bounds_are_reached(ranks: int) -> None:
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair"])
 def test_a_full_link_is_a_bound_that_is_reached(sharing: str) -> None:
-    """Messages of a star's root cross one link: with nothing but bytes it is never idle."""
+    """All messages to a star's root cross one link. If only bytes take time, that link is never idle."""
     program, network = lowered("optimal", "star:5", "gather")
     workload = translate(bind_bytes(program, 1 << 20, 1 << 14), network, IDEAL).workload
     assert run(workload, sharing).seconds == pytest.approx((workload.link_bytes / workload.rates).max(), rel=0.02)
 
 
-# Names mean nothing.
+# Names have no effect.
 
 
 def relabelled(random: Random, forest: Forest) -> Forest:
-    """The same forest where all vertices have other ids, and the topology lists everything in another order."""
-    old = [vertex.id for vertex in forest.topology.vertices]
-    new = dict(zip(old, random.sample(range(3 * len(old)), len(old)), strict=True))
+    """The forest with other vertex ids, and with vertices and links of the topology in another order."""
+    ids = [vertex.id for vertex in forest.topology.vertices]
+    new = dict(zip(ids, random.sample(range(3 * len(ids)), len(ids)), strict=True))
     topology = renumbered(forest.topology, new)
     vertices, links = (tuple(random.sample(rows, len(rows))) for rows in (topology.vertices, topology.links))
 
-    def path(given_: Path) -> Path:
-        return tuple(new[v] for v in given_)
+    def path(old: Path) -> Path:
+        return tuple(new[v] for v in old)
 
-    def tree(given_: Tree | None) -> Tree | None:
-        return given_ and Tree(new[given_.root], tuple(path(edge) for edge in given_.edges))
+    def tree(old: Tree | None) -> Tree | None:
+        return old and Tree(new[old.root], tuple(path(edge) for edge in old.edges))
 
-    def share(given_: Share) -> Share:
-        block = given_.block
+    def share(old: Share) -> Share:
+        block = old.block
         named = path(block) if isinstance(block, tuple) else None if block is None else new[block]
-        return replace(
-            given_, block=named, root=new[given_.root], reduce=tree(given_.reduce), broadcast=tree(given_.broadcast)
-        )
+        return replace(old, block=named, root=new[old.root], reduce=tree(old.reduce), broadcast=tree(old.broadcast))
 
     topology = replace(topology, vertices=vertices, links=links)
     shares = tuple(share(x) for x in forest.shares)
@@ -243,11 +241,11 @@ def test_other_numbers_of_vertices_change_nothing(sharing: str, seed: int) -> No
     forest = random_forest(random) if random.random() < 0.5 else any_plan(random)
     calibration, size_bytes = costs(random), random.randint(0, 1 << 22)
     settings_ = Settings(sharing, random.choice(STREAMS))
-    told = [
+    timings = [
         simulate(lower(x), x.topology, calibration, size_bytes, chunk_bytes=1 << 16, settings=settings_, traced=True)
         for x in (forest, relabelled(random, forest))
     ]
-    assert bits(told[0].outcome) == bits(told[1].outcome)
+    assert bits(timings[0].outcome) == bits(timings[1].outcome)
 
 
 # The same input gives the same bytes.
@@ -256,14 +254,14 @@ def test_other_numbers_of_vertices_change_nothing(sharing: str, seed: int) -> No
 @EVERY_SHARING
 @EASY
 @given(seed=SEEDS)
-def test_the_same_question_has_the_same_answer(sharing: str, seed: int) -> None:
+def test_the_same_input_gives_the_same_bits(sharing: str, seed: int) -> None:
     one, other = (any_workload(Random(seed), sharing) for _ in range(2))
     for field in ("actors", "hops"):
         for column in fields(getattr(one, field)):
-            ours, theirs = (getattr(getattr(x, field), column.name) for x in (one, other))
-            assert ours.tobytes() == theirs.tobytes()
-    told = [run(x, Settings(sharing).kernel_sharing, True) for x in (one, one, other)]
-    assert len({bits(outcome) for outcome in told}) == 1
+            first, second = (getattr(getattr(x, field), column.name) for x in (one, other))
+            assert first.tobytes() == second.tobytes()
+    outcomes = [run(x, Settings(sharing).kernel_sharing, True) for x in (one, one, other)]
+    assert len({bits(outcome) for outcome in outcomes}) == 1
 
 
 HASHES = """
@@ -274,18 +272,18 @@ from support.timed import bits
 from test_simulation import any_workload
 from blinkccl.cost.simulate.run import run
 from blinkccl.cost.simulate.translate import Settings
-told = hashlib.sha256()
+digest = hashlib.sha256()
 for sharing in ("fifo", "fair", "unfair"):
     for seed in range(12):
         done = run(any_workload(Random(seed), sharing), Settings(sharing).kernel_sharing, True)
-        told.update(repr(bits(done)).encode())
-print(told.hexdigest())
+        digest.update(repr(bits(done)).encode())
+print(digest.hexdigest())
 """
 
 
-def test_the_same_question_has_the_same_answer_in_any_process() -> None:
-    said = said_with_any_hash_seed(HASHES, *map(str, pathlib.Path(__file__).parents[:2]))
-    assert len(said.strip()) == 64
+def test_the_same_input_gives_the_same_bits_in_any_process() -> None:
+    output = said_with_any_hash_seed(HASHES, *map(str, pathlib.Path(__file__).parents[:2]))
+    assert len(output.strip()) == 64
 
 
 # Time scales with rates.
@@ -294,8 +292,8 @@ def test_the_same_question_has_the_same_answer_in_any_process() -> None:
 @pytest.mark.parametrize("sharing", ["fifo", "fair", "unfair"])
 @EASY
 @given(seed=SEEDS)
-def test_twice_the_rates_are_half_the_time_of_bytes(sharing: str, seed: int) -> None:
-    """Exactly: all times are sums of quotients, and twos change only exponents."""
+def test_twice_the_rates_give_exactly_half_the_time_of_bytes(sharing: str, seed: int) -> None:
+    """All times are sums of quotients, and a factor of two changes only exponents."""
     random = Random(seed)
     program, network = any_job(random)
     calibration = costs(random, latencies=False)
@@ -310,14 +308,14 @@ def test_twice_the_rates_are_half_the_time_of_bytes(sharing: str, seed: int) -> 
     assert twice == once / 2
 
 
-# What plans promise.
+# Rates of plans.
 
 
 CHUNKS = 96
 
 
 def part_of_rate(forest: Forest, sharing: str, size_bytes: int = 1 << 26) -> tuple[float, int]:
-    """algbw as a part of what the forest's rate promises, and the hops on the longest way."""
+    """Simulated algbw as a fraction of the forest's rate, and the hops of the longest path."""
     program = lower(forest)
     largest = max(float(x.stop - x.start) for x in program.slices) * size_bytes / forest.collective.total_blocks()
     timed = simulate(
@@ -336,23 +334,23 @@ def part_of_rate(forest: Forest, sharing: str, size_bytes: int = 1 << 26) -> tup
 @examples(6)
 @given(seed=SEEDS)
 def test_long_transfers_reach_the_rate_of_the_plan(algo: str, seed: int) -> None:
-    """First come, first served, k chunks through d hops take (k + d) / k of the time that the plan's rate allows.
+    """With FIFO links, k chunks through d hops take (k + d) / k of the time that follows from the plan's rate.
 
-    So links that full loads were planned for are full, in whatever order trees take turns on them. Fairly shared links
-    give each tree the same instead of what the plan gives it: never more than the rate, but often less.
+    So links with a full load in the plan are full, for any order of trees on them. Links with fair sharing give each
+    tree an equal rate instead of its planned rate, so the total is never more than the plan's rate, and often less.
     """
     jobs = [(spec, gpus, algo, name) for spec, gpus in PLACES for name in COLLECTIVES]
     Random(seed).shuffle(jobs)
-    found = next(filter(None, (planned(*job) for job in jobs)))
-    # Slices begin on 16 bytes: a little less than the plan's share may cross its fullest link.
-    rounding = 1 + 16 * len(found.shares) * len(found.topology.links) / (1 << 26)
-    reached, depth = part_of_rate(found, "fifo")
+    forest = next(filter(None, (planned(*job) for job in jobs)))
+    # Slices begin on 16 bytes, so slightly less than the plan's share may cross its most loaded link.
+    rounding = 1 + 16 * len(forest.shares) * len(forest.topology.links) / (1 << 26)
+    reached, depth = part_of_rate(forest, "fifo")
     assert reached <= rounding
     assert reached >= 0.995 / (1 + depth / CHUNKS)
-    assert part_of_rate(found, "fair")[0] <= rounding
+    assert part_of_rate(forest, "fair")[0] <= rounding
 
 
-def test_rings_reach_their_rate_on_fairly_shared_links_too() -> None:
+def test_rings_reach_their_rate_with_fair_sharing_too() -> None:
     for spec, gpus in PLACES:
         forest = planned(spec, gpus, "ring", "allgather")
         assert forest is not None

@@ -1,8 +1,7 @@
-"""Whatever happens to a topology file, it reads as a valid topology or is refused by TopologyError.
+"""A damaged topology file is read as a valid topology or refused with TopologyError.
 
-Every sample, ours and (where it is there) the shared folder's, is damaged 500 times, and 2,000 times with
-BLINK_ALL_TESTS=1: bytes deleted, doubled or flipped, text cut off, lines swapped, dropped or doubled, numbers and
-words replaced.
+Every sample is damaged 500 times, and 2,000 times with BLINK_ALL_TESTS=1. Bytes are deleted, doubled or flipped, text
+is cut off, lines are swapped, dropped or doubled, and numbers and words are replaced.
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ def change_lines(data: bytearray, dice: random.Random) -> None:
 
 def replace_one(pattern: bytes, choices: tuple[bytes, ...]) -> Callable[[bytearray, random.Random], None]:
     def change(data: bytearray, dice: random.Random) -> None:
-        found = list(re.finditer(pattern, data))
-        if found:
-            match = dice.choice(found)
+        matches = list(re.finditer(pattern, data))
+        if matches:
+            match = dice.choice(matches)
             data[match.start() : match.end()] = dice.choice(choices)
 
     return change
@@ -89,7 +88,7 @@ CHANGES = (
 
 
 def check(topology: Topology) -> None:
-    """What a valid topology is beyond what its constructor refuses."""
+    """Assert the properties of a valid topology that its constructor does not check."""
     assert topology.ranks, "a topology has at least one rank"
     assert len(topology.vertices) <= MAX_VERTICES
     assert len(topology.links) <= MAX_LINKS
@@ -115,5 +114,5 @@ def test_damaged_files_read_or_are_refused(path: Path) -> None:
         except TopologyError as error:
             refusals.append(str(error))
     assert refusals
-    if path.suffix != ".json":  # a JSON topology has its own name
+    if path.suffix != ".json":  # a JSON topology contains its name
         assert all(path.name in message for message in refusals), "a message names the file"

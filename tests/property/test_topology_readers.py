@@ -1,4 +1,4 @@
-"""Whatever the machine, it comes back from the text in which a tool prints it."""
+"""Random machines, printed by a tool's double, are read back unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blinkccl.topology.stated import parse_stated
 from support import topology_dumps as dumps
 from support.examples import examples
 
-#: How each tool prints a machine, and what has to be stated of its links of 50 GB/s.
+#: A printer per tool, and the rates to state beside its text; fast links have 50 GB/s.
 TOOLS: dict[str, tuple[Callable[[dumps.Machine], str], str]] = {
     "rocm-smi": (dumps.rocm_smi, "pcie=gen4"),
     "amd-smi": (dumps.amd_smi, "pcie=gen4"),
@@ -41,7 +41,7 @@ def fast(topology: Topology) -> dict[tuple[int, int], float]:
 @pytest.mark.parametrize("tool", TOOLS)
 @given(machine=machines())
 @examples(60)
-def test_a_machine_comes_back_from_what_is_printed(tool: str, machine: dumps.Machine) -> None:
+def test_a_printed_machine_is_read_back(tool: str, machine: dumps.Machine) -> None:
     printed, stated = TOOLS[tool]
     topology = parse_topology(printed(machine).encode(), "x", stated=parse_stated(stated, "x"))
     assert len(topology.ranks) == machine.gpus

@@ -1,4 +1,4 @@
-"""What holds of the links to plan on, for any machine, allocation and choice of links."""
+"""Properties of the links to plan on, for any machine, allocation and choice of links."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def network_or_none(topology: Topology, ranks: tuple[int, ...], links: str, rela
 
 
 def origin(network: Topology, vertex: int) -> int:
-    """The vertex of the machine that one of the network is, or is part of."""
+    """The machine's vertex of which a network's vertex is the whole or a part."""
     whole = network.vertex[vertex].part_of
     return vertex if whole is None else whole
 
@@ -77,10 +77,10 @@ def test_the_network_is_a_connected_part_of_the_topology(request: Request) -> No
         if v.id in network.vertex and network.vertex[v.id] != v:
             assert links in ("staged", "all")
             assert (v.kind, network.vertex[v.id].kind) in (("host", "memory"), ("switch", "switch"))
-    kept = set(network.vertex)
-    assert set(ranks) <= kept
+    selected = set(network.vertex)
+    assert set(ranks) <= selected
     if not relays:
-        assert {v for v in kept if v in topology.ranks} == set(ranks)
+        assert {v for v in selected if v in topology.ranks} == set(ranks)
     graph = nx.DiGraph([(x.src, x.dst) for x in network.links])
     component = next(c for c in nx.strongly_connected_components(graph) if ranks[0] in c)
     assert set(ranks) <= component
@@ -89,7 +89,7 @@ def test_the_network_is_a_connected_part_of_the_topology(request: Request) -> No
 
 @examples(60)
 @given(requests(), st.randoms(use_true_random=False))
-def test_relabelling_the_vertices_changes_nothing_else(request: Request, dice: random.Random) -> None:
+def test_relabelling_vertices_changes_only_their_ids(request: Request, dice: random.Random) -> None:
     topology, ranks, links, relays = request
     ids = [v.id for v in topology.vertices]
     shuffled = ids[:]
@@ -105,6 +105,6 @@ def test_relabelling_the_vertices_changes_nothing_else(request: Request, dice: r
 
 
 def _rows(network: Topology, new: dict[int, int]) -> set[tuple[tuple[int, bool], tuple[int, bool], int]]:
-    """Links and capacities by what their ends are part of, and whether they are a part."""
+    """Links by the machine's vertices at their ends, with a flag for parts of vertices, and capacities."""
     at = {v.id: (new[origin(network, v.id)], v.part_of is None) for v in network.vertices}
     return {(at[a], at[b], x.capacity) for (a, b), x in network.link.items()}

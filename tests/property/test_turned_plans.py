@@ -1,4 +1,4 @@
-"""Plans by orbits say what the same plans say share by share, whatever is written in them."""
+"""Plans by orbits are equivalent to the same plans with all shares, right or wrong."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def forest_of(spec: str, collective: str, algorithm: str) -> Forest:
 
 
 def agree(forest: Forest) -> bool:
-    """Both ways to write ``forest`` are read as it, and judged alike; whether one of them has turns."""
+    """True if ``forest`` is written with turns. Asserts that both forms are read and judged the same."""
     written, whole = turned(forest), flat(forest)
     raw = dumps(written)
     assert from_document(raw.encode()) == from_document(whole) == forest
@@ -62,7 +62,7 @@ def test_a_planned_forest_is_written_by_orbits(spec: str, collective: str, algor
 
 @st.composite
 def moved_forests(draw: st.DrawFn) -> Forest:
-    """Any trees of rank 0 on a symmetric topology, moved to all ranks by the rotation; right or not."""
+    """Random trees of rank 0 on a symmetric topology, rotated to all ranks; not always right."""
     n = draw(st.integers(3, 7))
     kind = draw(st.sampled_from(["ring", "clique", "oneway"]))
     topology = parse_spec(f"{kind}:{n}")
@@ -87,7 +87,7 @@ def moved_forests(draw: st.DrawFn) -> Forest:
 
 @examples(100)
 @given(moved_forests(), st.data())
-def test_any_forest_comes_back_and_is_judged_as_share_by_share(forest: Forest, data: st.DataObject) -> None:
+def test_rotated_forests_are_read_back_and_judged_the_same(forest: Forest, data: st.DataObject) -> None:
     assert agree(forest)
     at = data.draw(st.integers(0, len(forest.shares) - 1))
     others = (*forest.shares[:at], *forest.shares[at + 1 :])
@@ -95,7 +95,7 @@ def test_any_forest_comes_back_and_is_judged_as_share_by_share(forest: Forest, d
 
 
 def judged(written: Any) -> tuple[Forest, Verdict] | None:
-    """What is read and the verdict; None where one of both readers refuses it, which takes both."""
+    """The forest and the verdict; None if the readers refuse it, which both must do."""
     try:
         forest = from_document(written)
     except ScheduleError:
@@ -110,7 +110,7 @@ SMALL = [json.dumps(turned(forest_of(*PLANS[i]))) for i in (0, 2, 4, 6, 9)]
 
 @examples(200)
 @given(st.sampled_from(SMALL).map(json.loads), st.data())
-def test_changed_turns_are_refused_or_are_those_of_another_right_plan(written: Json, data: st.DataObject) -> None:
+def test_changed_turns_are_refused_or_give_another_right_plan(written: Json, data: st.DataObject) -> None:
     cycles = data.draw(st.sampled_from(written["turns"]))["cycles"]
     cycle = data.draw(st.sampled_from(cycles))
     vertices = [vertex["id"] for vertex in written["topology"]["vertices"]]
@@ -133,11 +133,11 @@ def test_changed_turns_are_refused_or_are_those_of_another_right_plan(written: J
     else:
         cycles[cycles.index(cycle)] = cycle[:at]
         cycles.append(cycle[at:])
-    found = judged(written)
-    if found is None:
+    result = judged(written)
+    if result is None:
         return
-    forest, verdict = found
-    if not verdict.violations:  # Both readers see this right plan.
+    forest, verdict = result
+    if not verdict.violations:  # both readers expand it to the same right plan
         assert check_plan(flat(forest)) == verdict
 
 
@@ -159,5 +159,5 @@ def test_a_changed_share_or_load_never_passes(written: Json, data: st.DataObject
         row[key] = new
         if same:
             return
-    found = judged(written)
-    assert found is None or found[1].violations
+    result = judged(written)
+    assert result is None or result[1].violations

@@ -75,6 +75,8 @@ PLAIN = (
         "src/blinkccl/trees/packing",
         "src/blinkccl/units.py",
     ),
+    # test_hierarchy.py goes with the module that it tests.
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "tests/property").glob("*.py") if path.stem != "test_hierarchy"),
     *(
         "tests/doctor",
         "tests/reproduction",
