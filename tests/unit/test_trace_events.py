@@ -60,7 +60,7 @@ def test_the_latest_are_left_out() -> None:
         (lambda events: events.span(1, 7, "nobody's", "x", 1, 2), "thread without a name"),
     ],
 )
-def test_the_reader_finds_what_readers_would_misread(change, message) -> None:
+def test_the_reader_refuses_timelines_that_viewers_would_misread(change, message) -> None:
     events = described(TraceEvents())
     change(events)
     with pytest.raises(AssertionError, match=message):

@@ -80,7 +80,7 @@ def test_the_oracle_rounds_once_in_rank_order() -> None:
     assert [out.tolist() for out in oracle(a_collective("allreduce"), inputs) if out is not None] == [[2**24]] * 3
 
 
-def test_scales_where_nothing_is_reduced() -> None:
+def test_scales_have_no_effect_without_a_reduction() -> None:
     inputs = rows(None, [5, 7], None)
     for name, root in (("broadcast", 1), ("scatter", 1)):
         coll = Collective(name, 3, root=root)

@@ -70,7 +70,7 @@ def test_fewer_elements_than_shares(count: int, expected: list[tuple[int, int, i
         (32, 100, 3),
     ],
 )
-def test_chunks_are_whole_groups_where_they_hold_one(itemsize: int, chunk_bytes: int, elements: int) -> None:
+def test_chunks_are_whole_groups_if_they_hold_one(itemsize: int, chunk_bytes: int, elements: int) -> None:
     assert bind(program(), 10_000, itemsize, chunk_bytes).chunk_elements == elements
 
 

@@ -80,7 +80,7 @@ def test_every_other_memory_is_a_relay_and_those_before_hold_the_messages(betwee
         ("pcie-8gpu", (0, 4), None, None),  # root complexes forward: pushed to the receiver
     ],
 )
-def test_a_processor_stores_what_comes_by_nvlink_and_forwards_the_rest(spec, gpus, path, home) -> None:
+def test_a_processor_stores_data_from_nvlink_and_forwards_data_from_pcie(spec, gpus, path, home) -> None:
     forest = algorithm("optimal").plan(asked(spec, "broadcast", gpus))
     program = lower(forest)
     assert violations(program, forest.topology) == []

@@ -188,7 +188,7 @@ def test_a_source_below_a_relay_root_keeps_its_own_block() -> None:
     assert [(r.rank, brief(r)[3]) for r in program.roles if r.stage == "reduce"] == [(0, "iks"), (2, "iks")]
 
 
-def test_positions_and_ids_are_told_apart() -> None:
+def test_positions_and_ids_are_distinguished() -> None:
     topology = clique(6)
     shares = [Share(Fraction(1, 2), 0, v, v, None, Tree(v, ((v, w),))) for v, w in ((5, 2), (2, 5))]
     forest = by_hand(Collective("allgather", 2), topology, shares, ranks=(5, 2))

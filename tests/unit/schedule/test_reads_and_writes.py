@@ -51,7 +51,7 @@ def test_links_are_written_or_read_as_is_faster(written: int, read: int, by: str
     assert any(crossed in text for text in faults) if by else not faults
 
 
-def test_between_gpus_a_link_of_their_own_is_read_where_that_is_faster() -> None:
+def test_a_direct_link_between_gpus_is_read_if_that_is_faster() -> None:
     """A GPU is never a memory inside a path, for any kind of links."""
     ends = [Vertex(0, "gpu"), Vertex(1, "gpu")]
     links = [Link(a, b, 20, "nvlink", 20.0, "declared", 50) for a, b in ((0, 1), (1, 0))]

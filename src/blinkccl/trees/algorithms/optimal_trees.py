@@ -298,7 +298,7 @@ def _from_templates(network: FlowNetwork, rate: Fraction, side: tuple[int, ...],
 
 
 def _whole(network: FlowNetwork, demand: dict[int, int], objective: str) -> tuple[OutTree, ...]:
-    """Whole trees, ``demand[r]`` of them from each root r; the demand must fit the network.
+    """Whole trees, ``demand[r]`` of them from each root r; no cut of the network may be below the demand.
 
     () if switches cannot be replaced by links: see :mod:`~blinkccl.trees.packing.splitting`.
     """

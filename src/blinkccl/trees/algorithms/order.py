@@ -59,8 +59,8 @@ def plan(request: Request) -> Forest:
     Raises
     ------
     UnsupportedError
-        If another objective or ``max_trees`` is requested too. With more than 64 ranks, if not all pairs of ranks of a
-        server are joined.
+        For another objective or ``max_trees``. More than 64 ranks are supported only if all pairs of ranks of a server
+        are joined.
     """
     if request.objective != "shallow" or request.max_trees is not None:
         raise UnsupportedError("--deterministic order selects its own trees: leave out --objective and --max-trees")

@@ -82,8 +82,8 @@ def plan(request: Request) -> Forest:
     Raises
     ------
     UnsupportedError
-        If the collective is not AllReduce, or all ranks are on one server. If links do not connect the ranks of a
-        server, or some local roots are not one hop from each other.
+        For other collectives, and for ranks on one server. Links must connect the ranks of each server, and the local
+        roots of a part must be one hop from each other.
 
     Notes
     -----

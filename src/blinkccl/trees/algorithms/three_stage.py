@@ -49,8 +49,8 @@ def plan(request: Request) -> Forest:
     Raises
     ------
     UnsupportedError
-        If the collective is not AllReduce. If a server's ranks are on one socket, or servers have different numbers of
-        sockets. If no leaders are one hop from each other and from their sockets.
+        For other collectives. Each server needs two sockets or more, all servers the same number, and some choice of
+        leaders must be one hop from each other and from their sockets.
 
     Notes
     -----

@@ -152,7 +152,7 @@ def test_from_one_root_at_a_rate_that_few_levels_allow() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_up_and_down_is_found_where_undirected_trees_fill_a_partition(seed: int) -> None:
+def test_trees_up_and_down_are_found_if_undirected_trees_fill_a_partition(seed: int) -> None:
     n = 3 + seed % 4
     network = random_graph(Random(seed), n)
     rate = pack_trees(network).rate

@@ -164,7 +164,7 @@ def test_servers_in_a_chain_have_a_tree_for_every_place_and_every_block() -> Non
 # ---- refusals
 
 
-def test_algorithms_with_several_orders_are_refused_and_stars_taken() -> None:
+def test_algorithms_with_several_orders_are_refused_and_stars_accepted() -> None:
     with pytest.raises(UnsupportedError, match=r"ring sums elements in several orders: share 1, with root 1, sums .*0"):
         ordered(asked("dgx-1v"), "ring")
     for name in ("one_hop", "flat", "one_shot"):
@@ -188,7 +188,7 @@ def planted(document: dict[str, Any], **changes: Any) -> list[str]:
     return check_plan({**document, **changes}).violations
 
 
-def test_the_checker_says_where_a_share_departs() -> None:
+def test_the_checker_names_the_vertex_at_which_a_share_departs() -> None:
     document = to_document(ordered(asked("dgx-1v", "allreduce", "0,1,2,4,6")))
     assert document["order"] == "0+1+2+(4+6)"
     assert planted(document, order=None) == []
