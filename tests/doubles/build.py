@@ -63,14 +63,14 @@ def build(directory: Path | None = None, *, sanitizer: str | None = None) -> Dou
     content.update(repr((COMPILER, C_COMPILER, sanitizer)).encode())
     place = directory or ROOT / "build" / "doubles" / content.hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
-    found = _places(place)
+    places = _places(place)
     with open(place / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         stamp = place / ".built"
         if not (stamp.exists() and stamp.read_text() == content.hexdigest()):
-            _build(found, sanitizer)
+            _build(places, sanitizer)
             stamp.write_text(content.hexdigest())
-    return found
+    return places
 
 
 def compile_library(
@@ -173,9 +173,9 @@ def _objects(sources: Sequence[Path], flags: Sequence[str], sanitizer: str | Non
 
 def _headers(source: Path) -> bytes:
     """What a source may include: the doubles all of theirs and those that they share with Blink, others their own."""
-    ours = HERE in source.parents or source.parent == ROOT / "build" / "doubles"
-    found = sorted([*HERE.rglob("*.h"), *SHARED.glob("blink/*.h")] if ours else source.parent.glob("*.h"))
-    return hashlib.sha256(b"".join(header.read_bytes() for header in found)).digest()
+    own = HERE in source.parents or source.parent == ROOT / "build" / "doubles"
+    headers = sorted([*HERE.rglob("*.h"), *SHARED.glob("blink/*.h")] if own else source.parent.glob("*.h"))
+    return hashlib.sha256(b"".join(header.read_bytes() for header in headers)).digest()
 
 
 def _compiled(source: Path, process: subprocess.Popen[str], fresh: Path, made: Path) -> None:

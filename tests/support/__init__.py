@@ -1,1 +1,1 @@
-"""What tests of several rooms share."""
+"""Modules that tests of several folders share."""

@@ -13,23 +13,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-#: Debian and its kin, and what others call it.
+#: Names of the browser on Debian and elsewhere.
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 DEADLINE_S = 60.0
 
 
 def browser_path() -> str | None:
-    """The browser that ``BLINK_BROWSER`` names, or the first on PATH."""
+    """Return the browser in ``BLINK_BROWSER``, or the first on PATH."""
     named = os.environ.get("BLINK_BROWSER")
     return named or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class BrowserError(Exception):
-    """The browser has ended, answers with an error, or does not answer."""
+    """The browser has ended, returned an error, or does not respond."""
 
 
 class Browser:
-    """One page in one browser; ``events`` are all that it told, ``requests`` and ``problems`` what a test asks for."""
+    """One page in one browser; ``events`` are all its messages, ``requests`` and ``problems`` are read by tests."""
 
     def __init__(self, path: str, folder: Path) -> None:
         here_read, there_write = os.pipe()
@@ -61,7 +61,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The answer to one command."""
+        """Run one command and return its result."""
         self._number += 1
         number = self._number
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
@@ -88,16 +88,16 @@ class Browser:
         return dict(json.loads(message))
 
     def size(self, width: int, height: int) -> None:
-        """The window, in px."""
+        """Set the window's size in px."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def dark(self, wanted: bool) -> None:
-        """What the system is said to prefer."""
+        """Emulate the system's preferred colour scheme."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, path: Path) -> None:
-        """Load a file and wait until all is there."""
+        """Load a file and wait until the page is complete."""
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
         until = time.monotonic() + DEADLINE_S
@@ -105,14 +105,14 @@ class Browser:
             self.events.append(self._next(until))
 
     def run(self, script: str) -> Any:
-        """The value of an expression on the page, as JSON; what it throws is a BrowserError."""
+        """Evaluate an expression on the page and return its value as JSON; BrowserError if it throws."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise BrowserError(json.dumps(answer["exceptionDetails"])[:2000])
         return answer["result"].get("value")
 
     def click(self, selector: str) -> None:
-        """A press and release of the mouse in the middle of the first element that ``selector`` finds."""
+        """Press and release the mouse in the middle of the first element that ``selector`` matches."""
         x, y = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             " e.scrollIntoView({block: 'center'});"
@@ -122,7 +122,7 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def key(self, name: str) -> None:
-        """A key, by its name in the DOM: ArrowRight, Enter, Escape, " "."""
+        """Press a key, by its name in the DOM: ArrowRight, Enter, Escape, " "."""
         codes = {"ArrowRight": 39, "ArrowLeft": 37, "Enter": 13, "Escape": 27, " ": 32, "Tab": 9}
         common = {"key": name, "windowsVirtualKeyCode": codes[name], "code": "Space" if name == " " else name}
         text = {"text": "\r" if name == "Enter" else name} if name in ("Enter", " ") else {}
@@ -131,26 +131,26 @@ class Browser:
 
     @property
     def requests(self) -> list[str]:
-        """What was asked for since the page was opened: everything but the file and what stands in it."""
+        """Return the page's requests since it was opened, without the file itself and embedded data."""
         sent = [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
         return [url for url in sent[1:] if not url.startswith("data:")]
 
     @property
     def problems(self) -> list[str]:
-        """Errors and warnings of the page's console, and what was thrown."""
-        told = []
+        """Return the errors, warnings and exceptions in the page's console."""
+        messages = []
         for event in self.events:
             method, parameters = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown":
-                told.append(json.dumps(parameters)[:500])
+                messages.append(json.dumps(parameters)[:500])
             elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
-                told.append(json.dumps(parameters["args"])[:500])
+                messages.append(json.dumps(parameters["args"])[:500])
             elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
-                told.append(parameters["entry"]["text"])
-        return told
+                messages.append(parameters["entry"]["text"])
+        return messages
 
     def traced(self, action: Callable[[], object], categories: Sequence[str]) -> list[dict[str, Any]]:
-        """The browser's own trace of what ``action`` made it do: events of Chrome's trace format."""
+        """Run ``action`` and return the browser's trace of it, as events of Chrome's trace format."""
         session = self._session
         self._session = None  # All of its processes.
         config = {"includedCategories": list(categories)}
@@ -164,11 +164,11 @@ class Browser:
         while not any(event.get("method") == "Tracing.tracingComplete" for event in self.events):
             self.events.append(self._next(until))
         self._session = session
-        told = [event["params"]["value"] for event in self.events if event.get("method") == "Tracing.dataCollected"]
-        return [event for part in told for event in part]
+        parts = [event["params"]["value"] for event in self.events if event.get("method") == "Tracing.dataCollected"]
+        return [event for part in parts for event in part]
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """A PNG of the page."""
+        """Write a PNG of the page."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 

@@ -1,9 +1,9 @@
-"""The budget of lines: what each room has, against the table in CONTRIBUTING.md.
+"""The budget of lines: the size of each room, compared with the table in CONTRIBUTING.md.
 
-    python tests/support/budget.py            exit code 1, with a sentence per room, where one has more than it may
-    python tests/support/budget.py --table    the table with today's numbers
+    python tests/support/budget.py            exit code 1, with a sentence per room over its limit
+    python tests/support/budget.py --table    the table with the current numbers
 
-A line is a line of a file of code: Python, C, C++, headers, CMake, and parts of pages of ``blink show``.
+The lines of code files count: Python, C, C++, headers, CMake, and parts of pages of ``blink show``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROW = re.compile(r"^\| `([\w./]+)` \| +([\d,]+) \|$", re.MULTILINE)
 
 
 def room_of(file: Path) -> str | None:
-    """The row that a file counts for; None: none, as benchmarks and examples."""
+    """Return the row that a file counts for; None for files outside of the budget, as benchmarks and examples."""
     match file.parts:
         case ("tests", *_) | ("native", "tests", *_):
             return "tests"
@@ -49,7 +49,7 @@ def lines_by_room() -> Counter[str]:
 
 
 def allowed() -> dict[str, int]:
-    """The table of CONTRIBUTING.md."""
+    """Return the table of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     return {room: int(number.replace(",", "")) for room, number in ROW.findall(text)}
 

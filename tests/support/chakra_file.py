@@ -1,4 +1,4 @@
-"""Chakra traces read by the protobuf package: a description by field numbers, the messages, and their operations."""
+"""Chakra traces, read by the protobuf package: field numbers, messages, and operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from support.message_schedules import Operation
 
 _F = descriptor_pb2.FieldDescriptorProto
-#: (field, number, type, repeated, in the oneof "value")
+#: (field, number, type, repeated, member of the oneof "value")
 _MESSAGES: dict[str, list[tuple[str, int, str, bool, bool]]] = {
     "AttributeProto": [
         ("name", 1, "string", False, False),
@@ -49,7 +49,7 @@ NODE_TYPES = {
     "COMM_COLL_NODE": 7,
 }
 _PACKAGE = "ChakraProtoMsg"
-#: The type in which the feeder that does not convert reads each attribute.
+#: The type in which the feeder without conversion reads each attribute.
 _TYPES = {"is_cpu_op": "bool_val", "num_ops": "int64_val", "tensor_size": "uint64_val", "comm_size": "int64_val"} | {
     f"comm_{name}": "int32_val" for name in ("src", "dst", "tag")
 }
@@ -76,37 +76,37 @@ def _classes() -> dict[str, Any]:
                 added.type = getattr(_F, f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = message_factory.GetMessageClassesForFiles([file.name], pool)
-    return {name: found[f"{_PACKAGE}.{name}"] for name in _MESSAGES}
+    classes = message_factory.GetMessageClassesForFiles([file.name], pool)
+    return {name: classes[f"{_PACKAGE}.{name}"] for name in _MESSAGES}
 
 
 CLASSES = _classes()
 
 
 def messages(content: bytes) -> tuple[Any, list[Any]]:
-    """The metadata and the nodes; ValueError for bytes that are in no field, or not as the package writes them."""
-    found: list[Any] = []
+    """Return metadata and nodes; ValueError for unknown fields, or an encoding that the package would not write."""
+    parsed: list[Any] = []
     at = 0
     while at < len(content):
         size, at = _DecodeVarint32(content, at)
         if not size or at + size > len(content):
             raise ValueError(f"a message of {size} bytes at {at} of {len(content)}")
-        message = CLASSES["Node" if found else "GlobalMetadata"]()
+        message = CLASSES["Node" if parsed else "GlobalMetadata"]()
         try:
             message.ParseFromString(content[at : at + size])
         except Exception as error:
             raise ValueError(str(error)) from None
         if len(UnknownFieldSet(message)) or message.SerializeToString(deterministic=True) != content[at : at + size]:
-            raise ValueError(f"message {len(found)} has other bytes than fields")
-        found.append(message)
+            raise ValueError(f"message {len(parsed)} has other bytes than fields")
+        parsed.append(message)
         at += size
-    if not found or not found[0].version or content[:2] == b"\x1f\x8b":
+    if not parsed or not parsed[0].version or content[:2] == b"\x1f\x8b":
         raise ValueError("no metadata in front")
-    return found[0], found[1:]
+    return parsed[0], parsed[1:]
 
 
 def read(files: list[bytes]) -> list[list[Operation]]:
-    """The operations of each rank; ValueError where a reader of Chakra would stop or read something else."""
+    """Return the operations of each rank; ValueError if a reader of Chakra would stop or misread."""
     return [_rank(rank, messages(content)[1]) for rank, content in enumerate(files)]
 
 

@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 
 def put(*keys: Any) -> Callable[[Json], None]:
-    """Sets the value given last at the place that the keys before it lead to."""
+    """Return a function that sets the last of ``keys`` as the value at the place that the others lead to."""
     *way, last, value = keys
 
     def change(document: Json) -> None:

@@ -1,4 +1,4 @@
-"""The pieces that the device layer cuts of a program's slices for one part of one call, asked of its own code."""
+"""The device layer's own code that cuts a program's slices into pieces, for one part of one call."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def _library() -> c.CDLL:
 
 
 def pieces(of: Program, call: LaunchCall, part: int, begins: tuple[int, ...] | None = None) -> list[Extent]:
-    """Those of one part; ``begins``: the slices' turns."""
+    """Return the pieces of one part; ``begins``: the slices' turns."""
     begins = turns(of) if begins is None else begins
-    asked = [
+    rows = [
         (*one.start.as_integer_ratio(), *one.stop.as_integer_ratio(), turn)
         for one, turn in zip(of.slices, begins, strict=True)
     ]
     share = largest_share(of)
     largest = (0, 0) if share is None else share.as_integer_ratio()
-    cut = (Piece * len(asked))()
-    table = (c.c_uint64 * 5 * len(asked))(*asked)
-    _library().cut(c.byref(call), part, *map(c.c_uint64, largest), table, len(asked), cut)
+    cut = (Piece * len(rows))()
+    table = (c.c_uint64 * 5 * len(rows))(*rows)
+    _library().cut(c.byref(call), part, *map(c.c_uint64, largest), table, len(rows), cut)
     assert all(piece.target - piece.source == 2 * call.count for piece in cut)
     return [Extent(piece.source - 5 * call.count, piece.length, piece.chunks, piece.chunk) for piece in cut]

@@ -1,4 +1,4 @@
-"""The emulation of a GPU in the place of the driver: benchmarks' own kernels, with the code that drives them."""
+"""An emulated GPU in place of the driver, for the kernels of benchmarks and their host code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from support.emulation import EmulatedCompiler, FindingError, machine_library
 
 @dataclass
 class EmulatedCuda:
-    """As ``cuda_driver.Cuda``, as far as one launch after the other takes it; each launch has the next ``seed``."""
+    """A replacement for ``cuda_driver.Cuda`` with one launch at a time; each launch has the next ``seed``."""
 
     seed: int = 0
     multiprocessors: int = 2
-    #: (in a text, in its place): a planted fault.
+    #: (text, replacement): a planted fault.
     fault: tuple[str, str] | None = None
     _memory: dict[int, Any] = field(default_factory=dict)
     _libraries: list[c.CDLL] = field(default_factory=list)

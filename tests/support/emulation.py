@@ -1,6 +1,6 @@
-"""Generated code on emulated blocks with threads (tests/emulate): the code that GPUs run, on this CPU.
+"""Generated code on emulated blocks with threads (tests/emulate): the code of GPUs, on this CPU.
 
-A :class:`Machine` takes the place of the launcher of :mod:`blinkccl.engines.generated`, whose sessions then run on it.
+A :class:`Machine` replaces the launcher of :mod:`blinkccl.engines.generated`, so that its sessions run on the machine.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ DEVICE, EMULATE = TESTS.parent / "native" / "device", TESTS / "emulate"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 needs_compiler = pytest.mark.skipif(CXX is None, reason="there is no C++ compiler: neither CXX, g++ nor clang++")
 _FLAGS = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Wshadow", "-Werror")
-#: Bodies tell what they touch: plain_accesses.cpp takes the sanitizer's place, so nothing is linked with it.
+#: Bodies report their accesses to plain_accesses.cpp instead of the sanitizer, so its library is not linked.
 _BODIES = ("-O0", "-DBLINK_EMULATED", "-fsanitize=thread")
 
 
 class FindingError(Exception):
-    """What the emulation says is wrong, with the seed."""
+    """An error that the emulation detected, with the seed."""
 
 
 @dataclass(frozen=True)
 class EmulatedCompiler:
-    """Compiles bodies from the headers in ``include``, for the machine in ``library``; None: that machine itself."""
+    """Compiler of bodies with the headers in ``include``, for the machine in ``library``; None: the machine itself."""
 
     library: Path | None
     include: Path = DEVICE
@@ -72,7 +72,7 @@ class EmulatedCompiler:
 
 @cache
 def machine_library() -> Path:
-    """The machine that runs in one thread, compiled."""
+    """Compile the machine that runs in one thread."""
     sources = [path for path in sorted(EMULATE.glob("*.cpp")) if path.name != "threads.cpp"]
     content = sha256(b"".join(path.read_bytes() for path in sorted(EMULATE.iterdir()))).hexdigest()
     text = f"// {content}\n" + "".join(f'#include "emulate/{path.name}"\n' for path in sources)
@@ -81,11 +81,11 @@ def machine_library() -> Path:
 
 @dataclass
 class Machine:
-    """Runs launches with ``threads`` threads per block, each under the schedule of the next ``seed``."""
+    """Executor of launches with ``threads`` threads per block, each with the schedule of the next ``seed``."""
 
     threads: int = 64
     seed: int = 0
-    #: Buffers begin so many elements behind an address that suits all types.
+    #: Offset of buffers, in elements, from an address that suits all types.
     skew: int = 0
     launches: int = 0
     libraries: dict[str, c.CDLL] = field(default_factory=dict)
@@ -106,13 +106,13 @@ class Machine:
         return memory[start : start + count * dtype.itemsize].view(dtype)
 
 
-#: What has been compiled for the emulation, by name.
+#: Compiled libraries of the emulation, by name.
 _libraries: dict[str, c.CDLL] = {}
 
 
 @contextmanager
 def emulated(machine: Machine) -> Iterator[Machine]:
-    """Sessions of :mod:`blinkccl.engines.generated` run on ``machine``."""
+    """Run sessions of :mod:`blinkccl.engines.generated` on ``machine``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generated, "launch", machine.launch)
         patch.setattr(generated, "filled", partial(filled, zeros=machine.zeros))

@@ -1,4 +1,4 @@
-"""How Hypothesis draws in all tests: the same examples everywhere, however long one takes."""
+"""Settings of Hypothesis for all tests: the same examples on every machine, without a deadline per example."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ ALL_TESTS = bool(os.environ.get("BLINK_ALL_TESTS"))
 
 
 def examples(count: int) -> settings:
-    """As many examples as a merge waits for; twice as many with BLINK_ALL_TESTS=1."""
+    """Return settings with ``count`` examples, and twice as many with BLINK_ALL_TESTS=1."""
     return settings(max_examples=count * (1 + ALL_TESTS))
 
 
 def load_profile() -> None:
-    """Makes what all tests have in common Hypothesis's default."""
+    """Load the common settings of all tests as Hypothesis's default."""
     settings.register_profile(
         "blink", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
     )

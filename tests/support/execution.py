@@ -1,4 +1,4 @@
-"""What an engine does against the collective's definition: one call, one sentence where they differ."""
+"""Comparison of an engine with the collective's definition, for one call."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def difference(
     chunk_bytes: int = 64,
     **options: Any,
 ) -> str | None:
-    """The first difference between an engine's outputs and the oracle's, or None.
+    """Return the first difference between an engine's outputs and the oracle's, or None.
 
-    The inputs, drawn from ``seed``, are such that any order of reduction is exact, so the comparison is of every bit.
-    For ``premul_sum`` the scales are those that keep it so. ``run`` and what goes to it are as
-    :class:`blinkccl.engines.registry.RunProgram` says.
+    The inputs, drawn from ``seed``, make any order of reduction exact, so every bit is compared. The scales of
+    ``premul_sum`` preserve that. ``run`` and its arguments are those of
+    :class:`blinkccl.engines.registry.RunProgram`.
     """
     inputs = make_inputs(program.collective, count, dtype, seed, op)
     scales = make_scales(program.collective, dtype) if operation(op).scales else None
@@ -43,7 +43,7 @@ def difference(
 
 
 def ragged_counts(program: Program, chunk_elements: int) -> list[int]:
-    """Counts that find mistakes: 0, 1, fewer than slices, a prime, and ≥ 3 chunks and a tail per slice."""
+    """Return counts that expose errors: 0, 1, fewer than slices, a prime, and ≥ 3 chunks and a tail per slice."""
     parts = max(1, len(program.slices))
     narrowest = min((part.stop - part.start for part in program.slices if part.stop > part.start), default=1)
     deep = int((3 * chunk_elements + 17) / narrowest) + 1

@@ -1,4 +1,4 @@
-"""NVML on a machine that is told: a module like pynvml."""
+"""NVML on a configurable machine: a module like pynvml."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FakeNvml:
         }
 
     def __getattr__(self, name: str) -> Any:
-        """NVML's functions, by the names that NVML has for them."""
+        """Return NVML's function of this name."""
         if name not in self.answers:
             raise AttributeError(name)
         if name not in self.fails:

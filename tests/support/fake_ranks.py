@@ -1,4 +1,4 @@
-"""Rank processes for tests: forked, with a sum through shared memory, and faults on request; and how they are started.
+"""Rank processes for tests: forked, with a sum through shared memory and faults on request; and their launch.
 
 python fake_ranks.py SOCKET RANKS [wrong|silent|dying|refusing|failing|twice|stranger|absent]
 """
@@ -26,7 +26,7 @@ SHARE = 1 << 20
 
 
 def launch(fault: str = "", size: int = 2, name: str = "fake", variant: str = "", library: str = "") -> CandidateLaunch:
-    """Such ranks as a candidate."""
+    """Return a candidate with such ranks."""
 
     def processes(path: Path, room: Path) -> list[Process]:
         return [Process([sys.executable, __file__, str(path), str(size), fault])]
@@ -35,7 +35,7 @@ def launch(fault: str = "", size: int = 2, name: str = "fake", variant: str = ""
 
 
 class FakeLibrary:
-    """AllReduce by the book: everyone writes, everyone sums."""
+    """A textbook AllReduce: every rank writes, every rank sums."""
 
     title = "fake 1.2.3"
 

@@ -1,6 +1,6 @@
-"""Faults to plant into a right Program, each with the cause that the verifier must name.
+"""Faults for valid Programs, each with the cause that the verifier must name.
 
-A fault returns the damaged program, or None where this program has no place for it.
+A fault returns the damaged program, or None if this program offers no place for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Plant = Callable[[Program, Random], Program | None]
 
 @dataclass(frozen=True, slots=True)
 class PlantedFault:
-    """``cause``: a piece of text that one of the verifier's sentences must hold."""
+    """``cause``: a text that one of the verifier's sentences must contain."""
 
     cause: str
     plant: Plant
@@ -29,18 +29,18 @@ def _with_role(program: Program, index: int, role: Role) -> Program:
 
 
 def _pick(random: Random, program: Program, wanted: Callable[[Role], bool]) -> int | None:
-    """The index of a random role that ``wanted`` accepts."""
-    found = [index for index, role in enumerate(program.roles) if wanted(role)]
-    return random.choice(found) if found else None
+    """Return the index of a random role that ``wanted`` accepts."""
+    indexes = [index for index, role in enumerate(program.roles) if wanted(role)]
+    return random.choice(indexes) if indexes else None
 
 
 def _alone(program: Program, role: Role) -> bool:
-    """Whether no other role receives from this one's queues: moving it then breaks no order of messages."""
+    """True if no other role receives from this one's queues: moving it then breaks no order of messages."""
     return not any(queue in other.receives for other in program.roles if other is not role for queue in role.receives)
 
 
 def deadlock(program: Program, random: Random) -> Program | None:
-    """A rank asks for the result before it has given what the result is made of."""
+    """A rank waits for the result before it has sent its contribution to it."""
     asks = {
         (role.rank, role.share): i
         for i, role in enumerate(program.roles)
@@ -53,13 +53,13 @@ def deadlock(program: Program, random: Random) -> Program | None:
     key = random.choice(both)
     ask, give = program.roles[asks[key]], program.roles[gives[key]]
     late = max(role.offset for role in program.roles) + 1
-    # The whole program moves to later ticks, but for the receiver: it now asks a tick before it gives.
+    # All roles except the receiver move to later ticks: it now waits a tick before it sends.
     moved = tuple(replace(role, offset=role.offset + late) for role in program.roles)
     return _with_role(replace(program, roles=moved), asks[key], replace(ask, offset=give.offset + late - 1))
 
 
 def skew(program: Program, random: Random) -> Program | None:
-    """A rank puts off one of two receives from the same rank by more ticks than the queue has slots."""
+    """A rank delays one of two receives from the same rank by more ticks than the queue has slots."""
     index = _pick(
         random,
         program,
@@ -83,7 +83,7 @@ def skew(program: Program, random: Random) -> Program | None:
 
 
 def double_contribution(program: Program, random: Random) -> Program | None:
-    """A rank that only passes a result on adds its own input to it, which is in already."""
+    """A rank that only forwards a result adds its own input, which the result already contains."""
     known = placements(program.collective)
     index = _pick(
         random,
@@ -110,7 +110,7 @@ def wrong_block(program: Program, random: Random) -> Program | None:
 
 
 def missing_contribution(program: Program, random: Random) -> Program | None:
-    """A rank on the way up passes on what it receives, without its own."""
+    """A rank on the way up forwards its messages without its own input."""
     index = _pick(random, program, lambda role: role.contributes and bool(role.receives))
     return (
         None
@@ -120,7 +120,7 @@ def missing_contribution(program: Program, random: Random) -> Program | None:
 
 
 def stray_write(program: Program, random: Random) -> Program | None:
-    """A relay keeps what is not for it."""
+    """A relay keeps data for another rank."""
     known = placements(program.collective)
     index = _pick(
         random,
@@ -131,13 +131,13 @@ def stray_write(program: Program, random: Random) -> Program | None:
 
 
 def never_written(program: Program, random: Random) -> Program | None:
-    """A destination passes the result on, but does not keep it."""
+    """A destination forwards the result but does not keep it."""
     index = _pick(random, program, lambda role: role.keeps)
     return None if index is None else _with_role(program, index, replace(program.roles[index], keeps=False))
 
 
 def lost_chunk(program: Program, random: Random) -> Program | None:
-    """A send without a receive."""
+    """A send has no receive."""
     index = _pick(random, program, lambda role: len(role.receives) > 1 or (bool(role.receives) and role.contributes))
     if index is None:
         return None
@@ -149,7 +149,7 @@ def lost_chunk(program: Program, random: Random) -> Program | None:
 
 
 def beyond_own_operand_index(program: Program, random: Random) -> Program | None:
-    """A rank waits for more messages than it gets before it adds its own."""
+    """A rank waits for more messages than it gets before it adds its own input."""
     index = _pick(random, program, lambda role: role.contributes)
     if index is None:
         return None
@@ -158,7 +158,7 @@ def beyond_own_operand_index(program: Program, random: Random) -> Program | None
 
 
 def starving(program: Program, random: Random) -> Program | None:
-    """A receive without a send."""
+    """A receive has no send."""
     index = _pick(random, program, lambda role: bool(role.sends))
     if index is None:
         return None
@@ -166,7 +166,7 @@ def starving(program: Program, random: Random) -> Program | None:
 
 
 def wrong_order(program: Program, random: Random) -> Program | None:
-    """A rank takes two slices from one rank in the other order than they are sent."""
+    """A rank receives two slices from one rank in another order than they are sent."""
     pairs = [
         (i, j)
         for i, a in enumerate(program.roles)
@@ -189,12 +189,12 @@ def wrong_order(program: Program, random: Random) -> Program | None:
 
 
 def overload(program: Program, random: Random) -> Program | None:
-    """A rate that the links cannot carry."""
+    """The rate exceeds the links' capacities."""
     return replace(program, rate=program.rate * 1000) if program.queues else None
 
 
 def gap(program: Program, random: Random) -> Program | None:
-    """A slice that ends too early, so that elements after it are nobody's."""
+    """A slice ends too early, so no slice has the elements after it."""
     index = random.randrange(len(program.slices))
     part = program.slices[index]
     short = replace(part, stop=part.stop - (part.stop - part.start) * Fraction(1, 3))
@@ -202,13 +202,13 @@ def gap(program: Program, random: Random) -> Program | None:
 
 
 def undivided(program: Program, random: Random) -> Program | None:
-    """No step says that the reduction is complete, so an average would stay a sum."""
+    """No step completes the reduction, so an average would stay a sum."""
     index = _pick(random, program, lambda role: role.completes and program.collective.reduces)
     return None if index is None else _with_role(program, index, replace(program.roles[index], completes=False))
 
 
 def no_such_link(program: Program, random: Random) -> Program | None:
-    """A queue on a path that the machine does not have."""
+    """A queue uses a path that the machine does not have."""
     if not program.queues:
         return None
     index = random.randrange(len(program.queues))
@@ -219,10 +219,10 @@ def no_such_link(program: Program, random: Random) -> Program | None:
 
 
 def overwritten(program: Program, random: Random) -> Program | None:
-    """In place, a rank writes its result over input that it has not read yet."""
+    """In place, a rank overwrites input that it has not read yet."""
     readers = {(role.rank, role.slice) for role in program.roles if role.contributes and not role.keeps}
     index = _pick(random, program, lambda role: role.keeps and (role.rank, role.slice) in readers)
-    if index is None or program.collective.name == "alltoall":  # that one never runs in place
+    if index is None or program.collective.name == "alltoall":  # alltoall never runs in place
         return None
     late = max(role.offset for role in program.roles) + 1
     moved = replace(

@@ -1,6 +1,6 @@
-"""Plans of MSCCL++, written by hand in a short form, for tests of their reader: two GPUs that do the same.
+"""Hand-written MSCCL++ plans in a short form, for tests of their reader: two GPUs with equal programs.
 
-An operation is a dictionary, made by the functions at the end.
+An operation is a dictionary; the functions at the end make it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Json = dict[str, Any]
 
 
 def plan(coll: str, chunks: tuple[int, int, int], blocks: Sequence[Sequence[list[Json]]], **choices: Any) -> Json:
-    """An execution plan of two GPUs whose thread blocks have the memory channel (or ``kind``) of their number.
+    """Return a plan of two GPUs; each thread block has the memory channel (or ``kind``) with its own number.
 
-    ``buffers``: the types of the other GPU's buffers, which operations name by their place.
+    ``buffers``: the types of the other GPU's buffers, which operations name by index.
     """
     kind, buffers = choices.get("kind", "memory"), choices.get("buffers", ("i", "o", "s"))
     return {
@@ -60,7 +60,7 @@ def plan(coll: str, chunks: tuple[int, int, int], blocks: Sequence[Sequence[list
 
 
 def op(name: str, *ends: str, kind: str = "memory", **more: Any) -> Json:
-    """An operation: ``"i0"`` or ``"i0*2"`` is local, ``"@2:0"`` chunk 0 of remote buffer 2, ``">"`` begins results."""
+    """Return an operation: ``"i0"`` or ``"i0*2"`` is local, ``"@2:0"`` chunk 0 of remote buffer 2, ``">"`` a result."""
     sides: tuple[list[Json], list[Json]] = [], []
     side = 0
     for end in ends:
@@ -73,8 +73,8 @@ def op(name: str, *ends: str, kind: str = "memory", **more: Any) -> Json:
             sides[side].append({"buffer_id": int(buffer), "index": int(index), "size": int(size or 1)})
         else:
             sides[side].append({"type": head[0], "index": int(head[1:]), "size": int(size or 1)})
-    found: Json = {"name": name, "src_buff": sides[0], "dst_buff": sides[1], "channel_type": kind, **more}
-    return {key: value for key, value in found.items() if value != []}
+    fields: Json = {"name": name, "src_buff": sides[0], "dst_buff": sides[1], "channel_type": kind, **more}
+    return {key: value for key, value in fields.items() if value != []}
 
 
 NOP: Json = {"name": "nop"}
@@ -85,17 +85,17 @@ def sync(name: str, kind: str = "memory") -> Json:
 
 
 def begun(kind: str = "memory") -> list[Json]:
-    """Both GPUs have begun."""
+    """Wait until both GPUs have begun."""
     return [sync("rlxsignal", kind), sync("rlxwait", kind), NOP]
 
 
 def met(kind: str = "memory") -> list[Json]:
-    """What was done before is there for the other."""
+    """Make all earlier writes visible to the other GPU."""
     return [NOP, sync("signal", kind), sync("wait", kind), NOP]
 
 
 def read_allreduce() -> Json:
-    """Each GPU copies to scratch, reads the other's, adds and writes its half to both. In place."""
+    """Each GPU copies to scratch, reads the other's, adds, and writes its half to both. In place."""
     blocks = [
         [
             [
@@ -111,7 +111,7 @@ def read_allreduce() -> Json:
 
 
 def put_reduce_scatter() -> Json:
-    """Contributions are put into scratch, and added up by another thread block, after a semaphore."""
+    """Contributions are put into scratch; another thread block adds them after a semaphore."""
     blocks = [
         [
             [
@@ -124,15 +124,15 @@ def put_reduce_scatter() -> Json:
         ]
         for rank in range(2)
     ]
-    found = plan("reducescatter", (2, 1, 1), blocks)
-    for gpu in found["gpus"]:
+    document = plan("reducescatter", (2, 1, 1), blocks)
+    for gpu in document["gpus"]:
         gpu["channels"][0]["connected_to"].pop()
         gpu["threadblocks"][1]["channels"] = []
-    return found
+    return document
 
 
 def port_allgather() -> Json:
-    """Over port channels, whose proxies read later, in two thread blocks that a barrier joins."""
+    """Port channels, whose proxies read later, in two thread blocks joined by a barrier."""
     blocks = [
         [
             [
@@ -152,7 +152,7 @@ def port_allgather() -> Json:
 
 
 def packet_allreduce() -> Json:
-    """Packets with flags: nothing waits but for these."""
+    """Packets with flags, without other waits."""
     blocks = [
         [[op("ppkt", "i0*2", ">", "@2:0*2"), op("repkt", "i0*2", "s0*2", ">", "o0*2", kind="none")]] for _ in range(2)
     ]
@@ -185,12 +185,12 @@ def grouped_allreduce() -> Json:
     return plan("allreduce", (2, 2, 2), blocks, in_place=True)
 
 
-#: Bytes of a round.
+#: Bytes per round.
 UNIT = 4096
 
 
 def pipelined_allreduce() -> Json:
-    """In rounds: one thread block puts into scratch, the other adds and puts the sum, behind a semaphore. In place."""
+    """Rounds: one thread block puts into scratch, the other adds and puts the sum, behind a semaphore. In place."""
     blocks = [
         [
             [
@@ -220,14 +220,14 @@ def rounds(*ops: Json, unit: int = UNIT, chunks: int = 1) -> Json:
 
 
 def switch_allreduce(last: str = "signal") -> Json:
-    """Each GPU adds up its half in the switch and stores it to both. In place; ``last`` is the signal behind that."""
+    """Each GPU reduces its half in the switch and stores it to both. In place; ``last`` is the final signal."""
     ends = {"signal": met(), "rlxsignal": [NOP, *begun()]}
     blocks = [[[*begun(), through_switch("glres", group(rank), group(rank)), *ends[last]]] for rank in range(2)]
     return _with_switch(plan("allreduce", (2, 2, 0), blocks, in_place=True), "i")
 
 
 def switch_allgather() -> Json:
-    """Each GPU stores what it has to all, through the switch."""
+    """Each GPU stores its data to all GPUs through the switch."""
     blocks = [
         [[*begun(), through_switch("gstore", {"type": "i", "index": 0, "size": 1}, group(rank)), *met()]]
         for rank in range(2)
@@ -257,7 +257,7 @@ def text(document: Json) -> str:
 
 
 def mscclpp_examples() -> dict[str, Json]:
-    """Right plans of MSCCL++, one per way of moving data."""
+    """Return valid MSCCL++ plans, one per transfer method."""
     return {
         "read": read_allreduce(),
         "put": put_reduce_scatter(),
@@ -271,15 +271,15 @@ def mscclpp_examples() -> dict[str, Json]:
 
 
 def audited(text: str) -> ForeignAudit:
-    """The audit of a file; ScheduleError for what no runtime reads."""
+    """Return the audit of a file; ScheduleError if no runtime accepts it."""
     return audit(mscclpp.read(text.encode(), "x.json"))
 
 
 def run(plan: InstructionList, inputs: Sequence[Array | None], op: str = "sum", seed: int | None = None) -> Buffers:
-    """Execute ``plan`` on arrays: per rank its output, as :func:`blinkccl.collectives.oracle.oracle` gives it.
+    """Execute ``plan`` on arrays: per rank its output, as :func:`blinkccl.collectives.oracle.oracle` returns it.
 
-    Each block of an input holds a multiple of the plan's chunks. ``op`` is one of sum, prod, min, max; ``seed`` draws
-    the order in which thread blocks go. A ScheduleError with the first fault of the execution, if there is one.
+    Each input block holds a multiple of the plan's chunks. ``op`` is one of sum, prod, min, max; ``seed`` draws the
+    order of the thread blocks. Raises ScheduleError with the first fault of the execution.
     """
     count, dtype = check_inputs(plan.collective, inputs)
     if count % plan.chunks:

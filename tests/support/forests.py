@@ -1,6 +1,6 @@
-"""Random forests that are right by construction: any collective, relays, one-shot shares, switches.
+"""Random forests, valid by construction: any collective, relays, one-shot shares, switches.
 
-They are correct, not good: rates are what the random trees happen to reach. Equal seeds give equal forests.
+Their rates are those of random trees, not optimal. Equal seeds give equal forests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from blinkccl.trees.forest.model import Cut, Forest, Path, Share, Tree, attained
 
 
 def random_collective(random: Random, world_size: int, name: str | None = None) -> Collective:
-    """A collective on ``world_size`` ≥ 2 ranks, with a random root or random ends where it has them."""
+    """Return a collective on ``world_size`` ≥ 2 ranks, with a random root or random ends if it has them."""
     chosen = name or random.choice(list(COLLECTIVES))
     ends = random.sample(range(world_size), 2)
     values = {"root": ends[0], "src": ends[0], "dst": ends[1]}
@@ -24,7 +24,7 @@ def random_collective(random: Random, world_size: int, name: str | None = None) 
 
 
 def random_topology(random: Random, world_size: int) -> tuple[Topology, tuple[int, ...]]:
-    """A strongly connected topology, sometimes with a switch, and the vertex ids of the ranks in order."""
+    """Return a strongly connected topology, sometimes with a switch, and the vertex ids of the ranks in order."""
     ids = random.sample(range(3 * world_size), world_size)
     switch = max(ids) + 1
     vertices = [Vertex(i, "gpu") for i in sorted(ids)]
@@ -42,9 +42,9 @@ def random_topology(random: Random, world_size: int) -> tuple[Topology, tuple[in
 
 
 def random_forest(random: Random, collective: Collective | None = None, one_shot: bool = True) -> Forest:
-    """A valid forest of random trees on a random topology; its ``collective`` is drawn, on 2 to 6 ranks, if None.
+    """Return a valid forest of random trees on a random topology; ``collective`` None: drawn, on 2 to 6 ranks.
 
-    ``one_shot``: a reduced slice may be carried by one share per destination.
+    ``one_shot``: a reduced slice may have one share per destination.
     """
     collective = collective or random_collective(random, random.randint(2, 6))
     topology, ranks = random_topology(random, collective.world_size)
@@ -67,7 +67,7 @@ def random_forest(random: Random, collective: Collective | None = None, one_shot
 
 
 def single_rank_cut(collective: Collective, ranks: tuple[int, ...], topology: Topology) -> Cut:
-    """The tightest bound that looks at one rank alone: what must leave it, over its links out."""
+    """Return the tightest bound of a single rank: the data that must leave it, over its outgoing links."""
     cuts = []
     for rank, vertex in enumerate(ranks):
         demand = sum(
@@ -93,7 +93,7 @@ def _shares(
     number: int,
     one_shot: bool,
 ) -> list[Share]:
-    """The share or, one-shot, the shares of one slice."""
+    """Return the share or, one-shot, the shares of one slice."""
     sources = [ranks[r] for r, _ in item.contributions]
     targets = [ranks[r] for r, _ in item.destinations]
     block = to_ids(item.block, ranks)
@@ -104,13 +104,13 @@ def _shares(
     root = random.choice(sources if random.random() < 0.6 else list(ranks))
     up = None if sources == [root] else _tree(random, topology, root, sources, upward=True)
     if up is not None and len(sources) == 1 and random.random() < 0.5:
-        targets = [t for t in targets if t not in sources]  # the source keeps its own data before it sends it
+        targets = [t for t in targets if t not in sources]  # the source keeps its own data before it sends them
     down = None if targets in ([root], []) else _tree(random, topology, root, targets, upward=False)
     return [Share(weight, number, block, root, up, down)]
 
 
 def _tree(random: Random, topology: Topology, root: int, leaves: list[int], upward: bool) -> Tree:
-    """A random tree on ranks that reaches ``leaves``; other ranks on the way are relays."""
+    """Return a random tree on ranks that reaches ``leaves``; other ranks on the way are relays."""
     hops = _hops(topology, upward)
     above: dict[int, Path] = {}
     reached = [root]
@@ -133,7 +133,7 @@ def _tree(random: Random, topology: Topology, root: int, leaves: list[int], upwa
 
 
 def _hops(topology: Topology, upward: bool) -> dict[tuple[int, int], list[Path]]:
-    """Paths by (vertex nearer the root, farther vertex), from near to far, direct or through the switch."""
+    """Return paths by (vertex nearer the root, farther vertex), from near to far, direct or through the switch."""
     hops: dict[tuple[int, int], list[Path]] = {}
     switches = [v.id for v in topology.vertices if topology.is_transit(v.id)]
     for near in topology.ranks:

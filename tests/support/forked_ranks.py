@@ -1,6 +1,7 @@
-"""Ranks of a program that imports much, forked from one process that has imported it once.
+"""Ranks of a program with many imports, forked from one process that has done them once.
 
-The program ends with :func:`serve`. A test starts it as a :class:`RankServer`; by hand: ``echo CASE SIZE | python …``.
+The program ends with :func:`serve`. A test starts it as a :class:`RankServer`; on a shell: ``echo CASE SIZE | python
+…``.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-#: What a rank does: the case, the rank, how many there are, and an empty directory that they share.
+#: The function of a rank: the case, the rank, the number of ranks, and an empty directory that they share.
 Rank = Callable[[str, int, int, Path], None]
 
 
 class RankServer:
-    """The process that ranks are forked from: a Python ``program`` with these options; its errors go to ``said``."""
+    """The process from which ranks are forked: a ``program`` with these options; its errors go to the file ``said``."""
 
     def __init__(self, program: Path, said: Path, environment: Mapping[str, str], options: Sequence[str] = ()) -> None:
         self._said = said
@@ -37,7 +38,7 @@ class RankServer:
             )
 
     def failure(self, case: str, size: int, **settings: str) -> str | None:
-        """Runs a case on ``size`` ranks with these environment variables; None, or what failed."""
+        """Run a case on ``size`` ranks with these environment variables; return None, or the failure."""
         start = self._said.stat().st_size
         if self._process.poll() is not None:
             return f"the program has ended with {self._process.returncode}:\n{self._said.read_text()[-8000:]}"
@@ -62,8 +63,8 @@ def _inherited() -> list[str]:
 
 
 def serve(run: Rank, limit_s: float) -> None:
-    """Runs ``CASE SIZE [NAME=VALUE ...]`` of each line of standard input; answers ``right`` or ``wrong``."""
-    gc.freeze()  # what was imported is no garbage, and no rank need look through it
+    """Run ``CASE SIZE [NAME=VALUE ...]`` for each line of standard input; answer ``right`` or ``wrong``."""
+    gc.freeze()  # imported modules are never garbage, so ranks need not scan them
     for line in sys.stdin:
         case, size, *settings = line.split()
         variables = dict(each.split("=", 1) for each in settings)
@@ -71,7 +72,7 @@ def serve(run: Rank, limit_s: float) -> None:
 
 
 def _ran_well(run: Rank, case: str, size: int, variables: Mapping[str, str], limit_s: float) -> bool:
-    """Forks the ranks and waits for them, ``limit_s`` at most."""
+    """Fork the ranks and wait for them, at most ``limit_s``."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
         ranks = [

@@ -1,4 +1,4 @@
-"""A strict reader of GOAL schedules: what txt2bin takes, and of that only what has one meaning."""
+"""A strict reader of GOAL schedules: it accepts only the part of txt2bin's input that is unambiguous."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AFTER = re.compile(r"(l[0-9]+) requires (l[0-9]+)")
 
 
 def read(text: str) -> list[list[Operation]]:
-    """The operations of each rank; ValueError with the line that no reader is sure to take."""
+    """Return the operations of each rank; ValueError with the first line that a reader may reject."""
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line and not line.startswith("//")]
     if not text.endswith("\n"):
         raise ValueError("the last line does not end")
@@ -42,15 +42,15 @@ def _operation(into: dict[str, Operation], rank: int, number: int, line: str) ->
     message, calc, after = _MESSAGE.fullmatch(line), _CALC.fullmatch(line), _AFTER.fullmatch(line)
     if message and (message[2] == "send") == (message[4] == "to") and message[7] == message[8]:
         size, peer, tag, port = int(message[3]), int(message[5]), int(message[6]), int(message[8])
-        found = Operation(rank, message[1], message[2], peer, size, tag, port=port)
+        operation = Operation(rank, message[1], message[2], peer, size, tag, port=port)
     elif calc:
-        found = Operation(rank, calc[1], "calc", ns=int(calc[2]), port=int(calc[3]))
+        operation = Operation(rank, calc[1], "calc", ns=int(calc[2]), port=int(calc[3]))
     elif after and after[1] in into and after[2] in into:
         old = into[after[1]]
         into[after[1]] = Operation(**{**vars(old), "after": (*old.after, after[2])})
         return
     else:
         raise ValueError(f"line {number}: {line}")
-    if found.name in into or (found.port or 0) > 255 or found.tag >= 2**32 - 1:
+    if operation.name in into or (operation.port or 0) > 255 or operation.tag >= 2**32 - 1:
         raise ValueError(f"line {number}: {line}")
-    into[found.name] = found
+    into[operation.name] = operation

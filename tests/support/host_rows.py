@@ -1,4 +1,4 @@
-"""What the native library binds a laid-out plan to: its rows, of one rank, with names."""
+"""The rows of one rank that the native library binds to a plan, with names."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class _Tables(c.Structure):
 
 
 class BoundRank:
-    """``plan`` for ``count`` elements per block on ``rank``; an UnsupportedError where the library says it never fits.
+    """``plan`` bound to ``count`` elements per block on ``rank``; UnsupportedError if the library says it never fits.
 
-    ``roles``, ``receives``, ``rings`` and ``readers`` are rows with their members' names; ``numbers`` the rest.
+    ``roles``, ``receives``, ``rings`` and ``readers`` are rows with their members' names; ``numbers`` has the rest.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class BoundRank:
 
     @property
     def in_place(self) -> tuple[int, int]:
-        """Whether buffers may be read, and written, by others where input and output are one."""
+        """Return whether peers may read the input, and write the output, when both are one buffer."""
         return self.numbers.direct_read_in_place, self.numbers.direct_write_in_place
 
     def readers_of(self, ring: Any) -> list[Any]:
-        """The rows of ``ring``'s readers."""
+        """Return the rows of ``ring``'s readers."""
         return self.readers[ring.first_reader : ring.first_reader + ring.readers]
 
 
 def all_ranks(plan: HostPlan, count: int, chunk_bytes: int, dtype: str = "float32", op: str = "sum") -> list[BoundRank]:
-    """Every rank's rows."""
+    """Return every rank's rows."""
     return [BoundRank(plan, rank, count, chunk_bytes, dtype, op) for rank in range(len(plan.program.ranks))]
 
 

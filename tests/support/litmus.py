@@ -1,6 +1,6 @@
-"""The language of litmus tests: threads written down operation by operation, for support.weak_memory.
+"""The language of litmus tests: threads as lists of operations, for support.weak_memory.
 
-Threads are straight lines of operations (a loop is unrolled, a wait is one operation), so every execution is finite.
+Threads are straight lines (a loop is unrolled, a wait is one operation), so every execution is finite.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Value = Any
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation; ``at`` names a place, or computes the name of one of ``among``."""
+    """One operation; ``at`` names a place, or computes the name from ``among``."""
 
     kind: str
     at: Any = None
@@ -30,7 +30,7 @@ class Op:
 
 @dataclass(slots=True)
 class Thread:
-    """A thread of a block (blocks of one name meet in barriers), written operation by operation."""
+    """A thread of a block, operation by operation; blocks of one name share barriers."""
 
     name: str
     block: str = ""
@@ -43,7 +43,7 @@ class Thread:
         self.ops.append(Op("load", at, order, register, among=tuple(among)))
 
     def load_later(self, register: str, at: str) -> None:
-        """A relaxed load that stores may overtake; :meth:`use` is where its value is needed."""
+        """Add a relaxed load that stores may overtake; :meth:`use` marks the first need of its value."""
         self.ops.append(Op("later", at, "relaxed", register))
 
     def use(self, register: str) -> None:
@@ -52,22 +52,22 @@ class Thread:
     def wait(
         self, at: str, test: Callable[..., bool], order: str = "relaxed", register: str = "", said: str = ""
     ) -> None:
-        """Loads until ``test(value, registers)``."""
+        """Add a loop of loads until ``test(value, registers)``."""
         self.ops.append(Op("wait", at, order, register, test=test, text=said))
 
     def arrived(self, at: str, test: Callable[[Any], bool]) -> None:
-        """What was stored there long ago (``test(value)``) has arrived: nothing older is read any more."""
+        """Mark an old store (``test(value)``) as visible: older values are not read any more."""
         self.ops.append(Op("arrived", at, "relaxed", test=test))
 
     def cas(self, register: str, at: str, expected: Value, value: Value, order: str = "relaxed") -> None:
-        """``register``: what was there; ``value`` is there now if that was ``expected``."""
+        """Add a compare-and-swap: ``register`` gets the old value; ``value`` is stored if that was ``expected``."""
         self.ops.append(Op("cas", at, order, register, value=value, test=expected))
 
     def fence(self, order: str = "acq_rel") -> None:
         self.ops.append(Op("fence", order=order))
 
     def barrier(self) -> None:
-        """All threads of the block."""
+        """Add a barrier of all threads of the block."""
         self.ops.append(Op("barrier"))
 
     def let(self, register: str, value: Value) -> None:
@@ -77,7 +77,7 @@ class Thread:
         self.ops.append(Op("check", test=test, text=what))
 
     def when(self, test: Callable[[Registers], bool], then: Callable[[], None]) -> None:
-        """What ``then`` writes down is done if ``test(registers)``."""
+        """Add the operations of ``then``, executed if ``test(registers)``."""
         at = len(self.ops)
         self.ops.append(Op("skip"))
         then()

@@ -1,7 +1,7 @@
-"""What NVIDIA's compilers made of generated code: registers, memory, and which instructions a function has.
+"""The output of NVIDIA's compilers for generated code: registers, memory, and instructions per function.
 
-A kernel's numbers stand in the cubin itself, so they are had from nvcc and NVRTC alike. Spills are had from ptxas, for
-each function; instructions from the PTX and, where nvdisasm is at hand, from the machine code.
+A kernel's numbers are in the cubin itself, from nvcc and NVRTC. Spills come from ptxas, per function. Instructions come
+from the PTX and, if nvdisasm is installed, from the machine code.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from blinkccl.native.headers import header
 
 _CALL = header("call.h").constants
 THREAD_REGISTERS, BLOCK_BYTES = _CALL["kThreadRegisters"], _CALL["kBlockBytes"]
-#: Of the attributes in .nv.info: (function, registers) and (function, bytes of stack).
+#: Attributes in .nv.info: (function, registers) and (function, bytes of stack).
 _REGISTERS, _STACK = 0x2F, 0x11
 _WIDE = r"\.v2\.[ub]64"
-#: What a fold of the wire moves 16 bytes by; it has nothing else of 8 bytes or more.
+#: The 16-byte moves of a fold, per wire; it has no other moves of 8 bytes or more.
 _MESSAGES = {
     "Simple": (rf"ld\.global\.L1::no_allocate{_WIDE}", rf"st\.global{_WIDE}"),
     "LL": (rf"ld\.relaxed\.sys\.global{_WIDE}", rf"st\.relaxed\.sys\.global{_WIDE}"),
     "LL128": (rf"ld\.relaxed\.sys\.global{_WIDE}", rf"st\.relaxed\.sys\.global{_WIDE}"),
 }
 _SINGLE_WORD = r"\b(?:ld|st)(?:\.global)?(?:\.L1::no_allocate)?\.[ub]64\b"
-#: Instructions that order memory: how many a kernel has, where messages are counted and where they have flags.
-#: One release, and what is atomic, tells why a launch gave up.
+#: Instructions that order memory: their number per kernel, for counted messages and for messages with flags. One
+#: release and the atomics report why a launch gave up.
 ORDERING = {
     r"\bfence\.|\bmembar\.": (0, 0),
     r"\bld\.acquire\.": (1, 0),
     r"\bst\.release\.": (2, 1),
     r"\batom\.": (1, 1),
-    # What passes by the memory model: read-only data, textures and asynchronous copies.
+    # Accesses outside of the memory model: read-only data, textures and asynchronous copies.
     r"\bld\.global\.(?:\S*\.)?nc\b|\b(?:tex|cp\.async)\.": (0, 0),
 }
 
@@ -50,7 +50,7 @@ class KernelNumbers:
 
 @dataclass(frozen=True)
 class MachineCode:
-    """One compiled file: its kernels; function → (bytes stored, bytes loaded) of spills, PTX, and SASS if there is."""
+    """One compiled file: its kernels; function → (bytes stored, bytes loaded) of spills, PTX, and SASS if available."""
 
     kernels: Mapping[str, KernelNumbers]
     spills: Mapping[str, tuple[int, int]]
@@ -59,7 +59,7 @@ class MachineCode:
 
 
 def kernel_numbers(cubin: bytes) -> dict[str, KernelNumbers]:
-    """Of every kernel of a cubin."""
+    """Return the numbers of every kernel of a cubin."""
     table, count, names = (struct.unpack_from(kind, cubin, at)[0] for kind, at in (("<Q", 40), ("<H", 60), ("<H", 62)))
     rows = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + 64 * index) for index in range(count)]
 
@@ -95,15 +95,15 @@ def _attributes(cubin: bytes, at: int, size: int, wanted: int) -> Iterator[tuple
 
 
 def compiled_code(text: str, architecture: str, nvcc: str, include: list[Path], directory: Path) -> MachineCode:
-    """``text`` through nvcc, with all that it and ptxas say."""
+    """Compile ``text`` with nvcc, and return its output and that of ptxas."""
     source, cubin = directory / "kernel.cu", directory / "kernel.cubin"
     source.write_text(text, encoding="utf-8")
     command: list[str | Path] = [nvcc, "-std=c++17", "-O3", "-fmad=false", "-cubin", f"-arch={architecture}"]
     command += ["-Xptxas", "-v", "--keep", "--keep-dir", directory, *(f"-I{path}" for path in include)]
-    said = subprocess.run([*command, source, "-o", cubin], capture_output=True, text=True, check=False, timeout=1800)
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = subprocess.run([*command, source, "-o", cubin], capture_output=True, text=True, check=False, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
     spills = re.findall(
-        r"Function properties for (\S+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, (\d+)", said.stderr
+        r"Function properties for (\S+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, (\d+)", done.stderr
     )
     return MachineCode(
         kernel_numbers(cubin.read_bytes()),
@@ -114,22 +114,22 @@ def compiled_code(text: str, architecture: str, nvcc: str, include: list[Path], 
 
 
 def ptx_functions(ptx: str) -> dict[str, str]:
-    """Function or kernel → its body."""
+    """Return function or kernel → body."""
     start = r"^(?:\.visible |\.weak )?\.(?:func|entry)\b"
     head = start + r"[^;{]*?(\w+)\s*\([^;{]*?\)[^;{()]*"
-    # Up to the next one: a body's assembly may have lines that begin with a brace, too.
-    found = re.finditer(head + rf"\{{(.*?)(?={start}|\Z)", ptx, re.M | re.S)
-    return {each[1]: each[2] for each in found}
+    # A body extends to the next head, because its assembly may also have lines that begin with a brace.
+    matches = re.finditer(head + rf"\{{(.*?)(?={start}|\Z)", ptx, re.M | re.S)
+    return {each[1]: each[2] for each in matches}
 
 
 def find_nvdisasm() -> str | None:
-    """On PATH, or of the wheel nvidia-cuda-nvdisasm."""
+    """Return nvdisasm on PATH, or in the wheel nvidia-cuda-nvdisasm."""
     wheels = (path for base in sys.path for path in Path(base or ".").glob("nvidia/cu*/bin/nvdisasm"))
     return shutil.which("nvdisasm") or next(map(str, wheels), None)
 
 
 def sass_functions(cubin: Path) -> dict[str, str]:
-    """Function → its machine code; empty without nvdisasm."""
+    """Return function → machine code; empty without nvdisasm."""
     nvdisasm = find_nvdisasm()
     if nvdisasm is None:
         return {}
@@ -139,42 +139,42 @@ def sass_functions(cubin: Path) -> dict[str, str]:
 
 
 def wire_of(function: str) -> str | None:
-    """The wire of a fold, of its mangled name: it is named first."""
-    found = re.search(r"7fold_asINS_\d+(Simple|LL128|LL)E", function)
-    return found[1] if found else None
+    """Return the wire of a fold, which is the first one in its mangled name."""
+    match = re.search(r"7fold_asINS_\d+(Simple|LL128|LL)E", function)
+    return match[1] if match else None
 
 
 def over_budget(code: MachineCode) -> list[str]:
-    """What is not as it is meant to be."""
-    said = []
+    """Return a sentence per number that exceeds its limit or differs from the expected one."""
+    excesses = []
     for name, kernel in code.kernels.items():
         if kernel.registers > THREAD_REGISTERS:
-            said.append(f"{name}: {kernel.registers} registers, at most {THREAD_REGISTERS}")
+            excesses.append(f"{name}: {kernel.registers} registers, at most {THREAD_REGISTERS}")
         if kernel.shared_bytes > BLOCK_BYTES:
-            said.append(f"{name}: {kernel.shared_bytes} bytes of shared memory, at most {BLOCK_BYTES}")
+            excesses.append(f"{name}: {kernel.shared_bytes} bytes of shared memory, at most {BLOCK_BYTES}")
     for name, (stored, loaded) in code.spills.items():
         if wire_of(name) and (stored or loaded):
-            said.append(f"{name}: spills {stored} bytes and loads {loaded}")
+            excesses.append(f"{name}: spills {stored} bytes and loads {loaded}")
     for name, body in code.ptx.items():
         wire = wire_of(name)
         if wire is None:
             continue
         loads, stores = (len(re.findall(rf"\b{kind}\b", body)) for kind in _MESSAGES[wire])
         if not loads or not stores:
-            said.append(f"{name}: {loads} loads and {stores} stores of 16 bytes")
+            excesses.append(f"{name}: {loads} loads and {stores} stores of 16 bytes")
         if wire == "Simple" and re.search(_SINGLE_WORD, body):
-            said.append(f"{name}: {len(re.findall(_SINGLE_WORD, body))} loads and stores of 8 bytes")
+            excesses.append(f"{name}: {len(re.findall(_SINGLE_WORD, body))} loads and stores of 8 bytes")
     whole = "\n".join(code.ptx.values())
     for kind, (counted, flagged) in ORDERING.items():
-        found = len(re.findall(kind, whole))
+        number = len(re.findall(kind, whole))
         wanted = sum(flagged if re.search(r"_ll(128)?$", name) else counted for name in code.kernels)
-        if found != wanted:
-            said.append(f"{found} of {kind}, expected {wanted} in {', '.join(code.kernels)}")
+        if number != wanted:
+            excesses.append(f"{number} of {kind}, expected {wanted} in {', '.join(code.kernels)}")
     for name, body in code.ptx.items():
         if "st.release." in body and not re.search("7publish|11look_around", name):
-            said.append(f"{name}: a release where nothing is published, and nobody gives up")
+            excesses.append(f"{name}: a release where nothing is published, and nobody gives up")
     for name, body in code.sass.items():
         local = len(re.findall(r"\b(?:LDL|STL)\b", body))
         if wire_of(name) and local:
-            said.append(f"{name}: {local} instructions of local memory")
-    return said
+            excesses.append(f"{name}: {local} instructions of local memory")
+    return excesses

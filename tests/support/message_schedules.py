@@ -1,7 +1,7 @@
-"""Schedules of sends, receives and calculations as simulators read them, and what is wrong with one for a program.
+"""Schedules of sends, receives and calculations as simulators read them, and their faults with respect to a program.
 
-The checker knows the program and what its text (``schedule/program.py``) says of executions, and nothing of how exports
-unroll it. Tags tell messages: they are counted by queue, then by chunk.
+The checker knows the program and the definition of executions in ``schedule/program.py``, but not the exporters' way to
+unroll it. Tags identify messages: they are counted by queue, then by chunk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.forest.model import Forest
 from support.planned import asked, plan_or_reason
 
-#: Slices begin and end on whole groups of so many bytes.
+#: Slices begin and end at multiples of this number of bytes.
 GROUP = 16
 #: A switch, no ring, host memory, no symmetry, two servers, rails.
 JOBS = {
@@ -39,7 +39,7 @@ SIZE, CHUNK = 24_680, 2048
 
 
 def plans(spec: str, collective: str) -> Iterator[Forest]:
-    """Those of all algorithms that serve this job, and have few shares."""
+    """Yield the plans of all algorithms that support this job with few shares."""
     for algorithm in ALGORITHMS:
         forest = plan_or_reason(algorithm, asked(spec, collective, JOBS[spec], root=2))
         if not isinstance(forest, str) and len(forest.shares) <= 60:
@@ -48,7 +48,7 @@ def plans(spec: str, collective: str) -> Iterator[Forest]:
 
 @dataclass(frozen=True)
 class Operation:
-    """One of a rank: ``kind`` is send, recv or calc; ``ns`` is a calc's; ``port`` is None where a format has none."""
+    """An operation of a rank: ``kind`` is send, recv or calc; ``ns`` is a calc's; ``port`` is 0 or more, if the format has ports."""
 
     rank: int
     name: str
@@ -65,13 +65,13 @@ Key = tuple[int, str]
 
 
 def faults(ranks: Sequence[Sequence[Operation]], bound: Bound, forest: Forest, calc_ns: Pace) -> list[str]:
-    """A sentence per way in which a schedule is not ``bound``; [] if it is."""
+    """Return a sentence per difference between a schedule and ``bound``; [] if they agree."""
     return list(_Checker(ranks, bound, forest, calc_ns).faults())
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a calc takes: ``launch_ns``, and ``ns_per_byte`` of the result of two operands, in whole ``grain`` ns."""
+    """Time of a calc: ``launch_ns``, and ``ns_per_byte`` of the result of two operands, in whole ``grain`` ns."""
 
     launch_ns: float
     ns_per_byte: float
@@ -101,9 +101,9 @@ class _Checker:
         self.order = nx.DiGraph()
 
     def faults(self) -> Iterator[str]:
-        found = [*self._shape(), *self._matches()]
-        yield from found
-        if found:
+        mismatches = [*self._shape(), *self._matches()]
+        yield from mismatches
+        if mismatches:
             return
         if not nx.is_directed_acyclic_graph(self.order):
             yield f"it never ends: {nx.find_cycle(self.order)}"
@@ -134,7 +134,7 @@ class _Checker:
                 self.order.add_edge((op.rank, name), key)
 
     def _matches(self) -> Iterator[str]:
-        """Every send has one receive of the same pair, bytes and tag, and the other way round."""
+        """Check that every send has one receive of the same pair, bytes and tag, and vice versa."""
         for op in self.at.values():
             if op.kind != "calc":
                 if (op.kind, op.tag) in self.ends:
@@ -150,7 +150,7 @@ class _Checker:
                 self.order.add_edge((send.rank, send.name), (recv.rank, recv.name))
 
     def _executions(self) -> Iterator[tuple[Role, int, int, list[int], list[int]]]:
-        """Role, chunk, bytes, and the tags that it receives and sends, by rank and then in the order of its body."""
+        """Yield role, chunk, bytes, and the tags that it receives and sends, by rank, then in the order of its body."""
         first: list[int] = []
         total = 0
         for queue in range(len(self.program.queues)):
@@ -174,7 +174,7 @@ class _Checker:
                         yield role, chunk, size, tags(role.receives), tags(role.sends)
 
     def _expected(self) -> tuple[nx.DiGraph, list[str]]:
-        """What must be before what, by the program's text; and messages and calcs that are not what they should be."""
+        """Return the order that the program's text requires, and the deviations of messages and calcs."""
         order, wrong = nx.DiGraph(), []
         order.add_nodes_from(self.at)
         calcs: set[Key] = set()
@@ -190,10 +190,10 @@ class _Checker:
                 order.add_edge(before[queue], node)
             before[queue] = node
 
-        for role, chunk, size, taken, given in self._executions():
+        for role, chunk, size, taken, sent in self._executions():
             where = f"chunk {chunk} of {role}"
             stream = before.get((role.sends[0], "send")) if role.sends else None
-            for kind, tags, queues in (("recv", taken, role.receives), ("send", given, role.sends)):
+            for kind, tags, queues in (("recv", taken, role.receives), ("send", sent, role.sends)):
                 for tag, queue in zip(tags, queues, strict=True):
                     ends = self.program.queues[queue]
                     op = self.ends.get((kind, tag))
@@ -203,7 +203,7 @@ class _Checker:
                         return order, [f"{where}: {kind} {tag} goes to or comes from {op.peer}"]
                     chain((queue, kind), key(kind, tag))
                     seen.add(tag)
-            for tag in given:
+            for tag in sent:
                 order.add_edge(key("send", tag), key("recv", tag))
             ready = [key("recv", tag) for tag in taken]
             if len(taken) + role.contributes > 1:
@@ -220,7 +220,7 @@ class _Checker:
                     order.add_edge(stream, calc)
                 chain(("calc", id(role)), calc)
                 ready = [calc]
-            order.add_edges_from((node, key("send", tag)) for node in ready for tag in given)
+            order.add_edges_from((node, key("send", tag)) for node in ready for tag in sent)
         extra = {tag for _, tag in self.ends} - seen
         wrong += [f"tag {tag} is no message of the program" for tag in extra]
         idle = {key for key, op in self.at.items() if op.kind == "calc" and op.ns and key not in calcs}
@@ -228,10 +228,10 @@ class _Checker:
         return order, wrong
 
     def _loads(self) -> Iterator[str]:
-        """Bytes on each link are what the plan's trees carry there."""
+        """Check that the bytes on each link equal those of the plan's trees."""
         moved: Counter[tuple[int, int]] = Counter()
-        for role, _, _, _, given in self._executions():
-            for tag, queue in zip(given, role.sends, strict=True):
+        for role, _, _, _, sent in self._executions():
+            for tag, queue in zip(sent, role.sends, strict=True):
                 for pair in pairwise(self.program.queues[queue].path):
                     moved[pair] += self.ends["send", tag].size
         total = self.bound.count * self.bound.itemsize * self.program.collective.total_blocks()
@@ -247,10 +247,10 @@ class _Checker:
                 yield f"link {pair} carries {moved[pair]} bytes, and in the plan {loads.get(pair, 0)}"
 
     def _ports(self) -> Iterator[str]:
-        """Both ends of a message have one port, and a port of a rank is one link of it each way."""
+        """Check that both ends of a message have one port, and that a rank's port is one link per direction."""
         link: dict[tuple[int, int, str], int] = {}
-        for role, _, _, taken, given in self._executions():
-            for kind, tags, queues in (("recv", taken, role.receives), ("send", given, role.sends)):
+        for role, _, _, taken, sent in self._executions():
+            for kind, tags, queues in (("recv", taken, role.receives), ("send", sent, role.sends)):
                 for tag, queue in zip(tags, queues, strict=True):
                     op, path = self.ends[kind, tag], self.program.queues[queue].path
                     if op.port is None:
@@ -262,10 +262,10 @@ class _Checker:
                         yield f"port {op.port} of rank {op.rank} is two links"
 
     def _results(self, known: nx.DiGraph) -> Iterator[str]:
-        """Who contributed to what each rank keeps, if a message holds what surely is there when it is sent."""
+        """Check the contributions to each rank's results, if messages hold only data that precede their sends."""
         places = placements(self.program.collective)
         executions = list(self._executions())
-        by_tag = {tag: place for place, (*_, given) in enumerate(executions) for tag in given}
+        by_tag = {tag: place for place, (*_, sent) in enumerate(executions) for tag in sent}
         value: dict[int, Counter[int]] = {}
         order = {node: place for place, node in enumerate(nx.topological_sort(self.order))}
 
@@ -282,15 +282,15 @@ class _Checker:
             role, _, _, taken, _ = executions[by_tag[tag]]
             send = self.ends["send", tag]
             value[tag] = held(role, taken, (send.rank, send.name))
-        kept: Counter[tuple[int, int, int]] = Counter()
+        results: Counter[tuple[int, int, int]] = Counter()
         for role, chunk, _, taken, _ in executions:
             if role.keeps:
-                kept[role.rank, role.slice, chunk] += 1
+                results[role.rank, role.slice, chunk] += 1
                 want = Counter(places[self.program.slices[role.slice].block].sources.keys())
                 if held(role, taken, None) != want:
                     yield f"chunk {chunk} of {role} is of {held(role, taken, None)}"
         for index, part in enumerate(self.program.slices):
             for rank in places[part.block].targets:
                 for chunk in range(self.bound.extents[index].chunks):
-                    if kept[rank, index, chunk] < 1:
+                    if results[rank, index, chunk] < 1:
                         yield f"rank {rank} never has chunk {chunk} of slice {index}"

@@ -1,4 +1,4 @@
-"""NCCL's wheels, kept from one session of tests to the next."""
+"""NCCL's wheels, cached between sessions of tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blinkccl.private_files import cache_directory
 
 
 def wheel_cache() -> Path:
-    """Where they outlive a session of tests, which has a BLINK_CACHE of its own."""
+    """Return a cache outside of the session's own BLINK_CACHE."""
     lasting = {name: value for name, value in os.environ.items() if name != "BLINK_CACHE"}
     directory = cache_directory(lasting, "nccl")
     if directory is None:
@@ -22,7 +22,7 @@ def wheel_cache() -> Path:
 
 
 def wheel(version: str) -> Path:
-    """The library of that version, or of the ``newest`` on the index; its headers are in ``include`` beside it."""
+    """Return the library of that version, or the ``newest`` on the index; its headers are in ``include`` beside it."""
     try:
         return fetched(newest() if version == "newest" else version, wheel_cache())
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""What an order says, computed: an element's bits from its contributions alone."""
+"""Evaluation of an order of summation: an element's bits from its contributions only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from blinkccl.collectives.ops import DType, Operation, fold
 
-#: Sums of these differ between nearly any two orders, in float32 and in what is narrower.
+#: Values whose sums differ between nearly any two orders, in float32 and narrower types.
 ROUGH = (1e8, -1e8, 1.0, 3e-3, -7e4, 1 / 3, 65504.0, -2e-5)
 
 
 def rough(row: DType, ranks: int, count: int, seed: int = 0) -> list[Any]:
-    """Every rank's ``count`` elements, of every magnitude; by rank."""
+    """Return every rank's ``count`` elements, of every magnitude, by rank."""
     random = np.random.default_rng(seed)
     values = random.choice(ROUGH, (ranks, count)) * random.uniform(0.5, 1.5, (ranks, count))
     if row.kind == "float":
@@ -33,7 +33,7 @@ def evaluated(
     operation: Operation,
     scales: Mapping[int, Any] | None = None,
 ) -> Any:
-    """The bits of a result: every list folded and rounded once, the outermost divided where ``operation`` averages."""
+    """Return the bits of a result: every list is reduced and rounded once; averages divide the outermost."""
     tokens = re.findall(r"\d+|[()]", order)
     divisor = len(contributions) if operation.averages else 1
 
@@ -53,7 +53,7 @@ def evaluated(
 
 
 def same_bits(got: Any, wanted: Any) -> bool:
-    """Bit for bit, but for the payloads of NaN."""
+    """Compare bit for bit, except the payloads of NaN."""
     one, other = np.ascontiguousarray(got), np.ascontiguousarray(wanted)
     width: Sequence[str] = (f"u{one.dtype.itemsize}",)
     differs = one.view(width[0]) != other.view(width[0])

@@ -1,4 +1,4 @@
-"""Words of a picture as a browser of Linux draws them, in DejaVu Sans: do they end within it?"""
+"""Check whether words of a picture end within it, as a browser on Linux draws them, in DejaVu Sans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BEFORE = {"start": 0.0, "middle": 0.5, "end": 1.0}
 
 
 def flat(shapes: Iterable[Shape]) -> Iterable[Rect | Line | Text]:
-    """All shapes, without groups."""
+    """Yield all shapes, without groups."""
     for shape in shapes:
         if isinstance(shape, ShapeGroup):
             yield from flat(shape.items)
@@ -24,10 +24,10 @@ def flat(shapes: Iterable[Shape]) -> Iterable[Rect | Line | Text]:
 
 
 def words_beyond(svg: str) -> list[str]:
-    """The words of an SVG that reach beyond its edges."""
+    """Return the words of an SVG that reach beyond its edges."""
     root = ElementTree.fromstring(svg)
     width, height = map(float, root.attrib["viewBox"].split()[2:])
-    fonts, found = [_dejavu_sans(weight) for weight in ("normal", "bold")], []
+    fonts, beyond = [_dejavu_sans(weight) for weight in ("normal", "bold")], []
     for text in root.iter(_TEXT):
         words, at = text.text or "", text.attrib
         font = fonts[any("font-weight" in STYLES[style] for style in at["class"].split())]
@@ -35,8 +35,8 @@ def words_beyond(svg: str) -> list[str]:
         wide = font.get_width_height()[0] / 64 / 100 * float(at["font-size"])
         left = float(at["x"]) - wide * _BEFORE[at["text-anchor"]]
         if left < 0 or left + wide > width or not 0 < float(at["y"]) < height:
-            found.append(words)
-    return found
+            beyond.append(words)
+    return beyond
 
 
 def _dejavu_sans(weight: str) -> Any:

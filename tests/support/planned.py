@@ -1,4 +1,4 @@
-"""Requests and plans for tests, plans looked through by the independent checker before they are returned."""
+"""Requests and plans for tests; the independent checker checks each plan before it is returned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from blinkccl.trees.forest.model import Cut, Forest, Path, Share, Tree, attained
 
 
 def with_ends(name: str, world_size: int, root: int = 0) -> Collective:
-    """``name`` with what it needs; ``root`` is a position, -1 the last, and sendrecv goes from it to the next rank."""
+    """Return ``name`` with its root or ends: ``root`` is a position, -1 the last; sendrecv goes from it to the next."""
     root %= world_size
     ends = {"root": root, "src": root, "dst": (root + 1) % world_size}
     return Collective(name, world_size, **{key: ends[key] for key in COLLECTIVES[name].parameters})
@@ -33,14 +33,14 @@ def asked(
     root: int = 0,
     **choices: Any,
 ) -> Request:
-    """A request for ``name`` with the ends that ``root`` gives it."""
+    """Return a request for ``name`` with the ends that follow from ``root``."""
     topology = parse_spec(spec) if isinstance(spec, str) else spec
     ranks = parse_gpus(gpus, topology) if gpus is None or isinstance(gpus, str) else tuple(gpus)
     return Request(topology, with_ends(name, len(ranks), root), ranks, **choices)
 
 
 def planned(algorithm: str, request: Request) -> Forest:
-    """The forest, after :func:`assert_sound`."""
+    """Return the forest after :func:`assert_sound`."""
     forest = ALGORITHMS[algorithm].plan(request)
     assert forest.algorithm == algorithm
     assert_sound(forest)
@@ -48,7 +48,7 @@ def planned(algorithm: str, request: Request) -> Forest:
 
 
 def plan_or_reason(algorithm: str, request: Request) -> Forest | str:
-    """The forest, unchecked, or why the algorithm does not serve the request."""
+    """Return the unchecked forest, or the reason why the algorithm does not support the request."""
     try:
         return ALGORITHMS[algorithm].plan(request)
     except UnsupportedError as refusal:
@@ -56,27 +56,27 @@ def plan_or_reason(algorithm: str, request: Request) -> Forest | str:
 
 
 def plan(algorithm: str, spec: str, gpus: str | None, collective: str, **choices: Any) -> Forest:
-    """The forest for :func:`asked`, after :func:`assert_sound`."""
+    """Return the forest for :func:`asked` after :func:`assert_sound`."""
     return planned(algorithm, asked(spec, collective, gpus, **choices))
 
 
 def by_hand(
     collective: Collective, topology: Topology, shares: Sequence[Share], ranks: tuple[int, ...] | None = None
 ) -> Forest:
-    """A forest at the rate its links allow; its bound is of no interest to who times or lowers it."""
+    """Return a forest at the rate that its links allow; its bound is arbitrary."""
     rate = attained_rate(topology, shares)
     bound = Cut((topology.ranks[0],), rate, Fraction(1))
     return Forest(collective, ranks or topology.ranks, "by hand", topology, tuple(shares), rate, bound)
 
 
 def broadcast_by_hand(topology: Topology, *trees: Sequence[Path]) -> Forest:
-    """From GPU 0 along the edges of these trees, each with the same part of the data."""
+    """Return a broadcast from GPU 0 along the edges of these trees, each with an equal part of the data."""
     shares = [Share(Fraction(1, len(trees)), i, None, 0, None, Tree(0, tuple(x))) for i, x in enumerate(trees)]
     return by_hand(Collective("broadcast", len(topology.ranks), root=0), topology, shares)
 
 
 def assert_sound(forest: Forest) -> None:
-    """The independent checker finds nothing, and recomputes the same rate and bound."""
+    """Check the forest with the independent checker, which also recomputes rate and bound."""
     verdict = check_plan(to_document(forest))
     assert verdict.violations == []
     assert (verdict.rate, verdict.bound) == (forest.rate, forest.bound)
@@ -84,21 +84,21 @@ def assert_sound(forest: Forest) -> None:
 
 
 def renumbered(topology: Topology, new: Mapping[int, int]) -> Topology:
-    """The same with other ids of its vertices."""
+    """Return the topology with other vertex ids."""
     vertices = tuple(replace(vertex, id=new[vertex.id]) for vertex in topology.vertices)
     links = tuple(replace(link, src=new[link.src], dst=new[link.dst]) for link in topology.links)
     return replace(topology, vertices=vertices, links=links)
 
 
 def digraph(capacity: dict[tuple[int, int], int], gpus: int, switches: int = 0) -> Topology:
-    """GPUs 0 … gpus−1, then switches, and one link per entry."""
+    """Return GPUs 0 … gpus−1, then switches, and one link per entry."""
     kinds = ["gpu"] * gpus + ["switch"] * switches
     links = tuple(Link(u, v, c, "nvlink", 25.0 * c, "synthetic") for (u, v), c in sorted(capacity.items()))
     return Topology("drawn", 25.0, tuple(Vertex(i, kind) for i, kind in enumerate(kinds)), links)
 
 
 def with_homes(program: Program) -> Program:
-    """The same, with queues in turn pushed, staged in a memory, pulled, staged in another."""
+    """Return the program with queues in turn pushed, staged in a memory, pulled, staged in another."""
     queues = list(program.queues)
     for index, queue in enumerate(queues):
         if index % 2:

@@ -1,4 +1,4 @@
-"""Processes that tests start, and what they wait for."""
+"""Processes of tests, and waits for their states."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-#: For programs that import what tests share.
+#: Import path for programs that use the tests' shared modules.
 TESTS = Path(__file__).parents[1]
 
 
 def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    """Waits for ``condition``, and fails where that takes longer."""
+    """Wait for ``condition``; fail after ``within_s``."""
     ends = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < ends, "it takes too long"
@@ -25,7 +25,7 @@ def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
 
 
 def gone(pid: int | str) -> bool:
-    """Whether the process has ended: whoever inherits an ended one may be late to ask for its exit code."""
+    """Return whether the process has ended; a zombie has, as its new parent may be late to collect its exit code."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -33,28 +33,28 @@ def gone(pid: int | str) -> bool:
 
 
 def until_gone(pids: Collection[int | str], within_s: float = 5.0) -> None:
-    """Waits until none of the processes runs."""
+    """Wait until none of the processes runs."""
     until(lambda: all(map(gone, pids)), within_s)
 
 
 def open_files() -> set[tuple[int, int, int]]:
-    """What this process has open: each descriptor, with the device and the inode behind it.
+    """Return this process's descriptors, each with the device and the inode of its file.
 
-    What is in a later set and not in an earlier one was opened between, and is still open. How many there are says
-    less: what earlier tests left to the garbage collector is closed at any time.
+    An entry of a later set that an earlier one lacks was opened in between, and is still open. Numbers of entries are
+    less reliable, because the garbage collector closes files of earlier tests at any time.
     """
-    found = set()
+    files = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             row = os.fstat(int(name))
-        except OSError:  # the listing's own
+        except OSError:  # the descriptor of the listing itself
             continue
-        found.add((int(name), row.st_dev, row.st_ino))
-    return found
+        files.add((int(name), row.st_dev, row.st_ino))
+    return files
 
 
 def said_with_any_hash_seed(code: str, *arguments: str) -> str:
-    """What a Python says that runs ``code``, after two with different hash seeds have said the same."""
+    """Return the output of a Python that runs ``code``, after checking that it is equal for two hash seeds."""
     one, other = (
         subprocess.run(
             [sys.executable, "-c", code, *arguments],
@@ -70,7 +70,7 @@ def said_with_any_hash_seed(code: str, *arguments: str) -> str:
 
 
 def readelf(option: str, path: Path) -> str:
-    """What binutils say of a library; where they are not, the test is skipped."""
+    """Return binutils' output for a library; skip the test without binutils."""
     tool = shutil.which("readelf")
     if tool is None:
         pytest.skip("readelf (binutils) is not installed")

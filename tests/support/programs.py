@@ -1,13 +1,14 @@
-"""Random Programs that are right by construction and that our lowering would never make.
+"""Random valid Programs that Blink's lowering would never make.
 
-Other offsets, several hops in one tick, look-aheads as deep as the slots, queues that several shares use
-in turn, relays, ranks that run ahead of or behind others, other program orders, several channels, own
-contributions at any place of a reduction. Whoever writes an engine, a verifier or an exporter against the
-grammar alone must serve these too.
+- other offsets, several hops in one tick, look-aheads as deep as the slots, queues that several shares use in turn
+- relays, ranks ahead of or behind others, other program orders, several channels
+- own contributions at any place of a reduction
 
-How they come out live: all roles get one global order inside a tick, such that every dependency without a
-token points forward in it; then each rank's clock is shifted and its body rotated, which changes the text
-of the program but not one event of its execution.
+An engine, a verifier or an exporter that follows the definition must support these too.
+
+They cannot deadlock, because all roles get one global order inside a tick, in which every dependency without a token
+points forward. Then each rank's clock is shifted and its body rotated. That changes the text of the program but not one
+event of its execution.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from support.forests import random_forest
 
 
 def random_program(random: Random, collective: Collective | None = None) -> tuple[Program, Topology]:
-    """A valid program, made without :mod:`blinkccl.schedule.lower`, and a topology whose links can carry it."""
+    """Return a valid program, made without :mod:`blinkccl.schedule.lower`, and a topology with sufficient links."""
     forest = random_forest(random, collective)
     draft = _Draft(random, forest.collective, forest.ranks)
     for share in forest.shares:
@@ -37,7 +38,7 @@ def random_program(random: Random, collective: Collective | None = None) -> tupl
 
 @dataclass
 class _Node:
-    """A role in the making: ``above`` are (sender, path) pairs, in the order of reduction."""
+    """A future role: ``above`` are (sender, path) pairs, in the order of reduction."""
 
     role: Role
     above: list[tuple[_Node, Path]] = field(default_factory=list)
@@ -46,7 +47,7 @@ class _Node:
 
 @dataclass
 class _Wire:
-    """A queue in the making: its (sender, receiver) pairs, in the order of a tick."""
+    """A future queue: its (sender, receiver) pairs, in the order of a tick."""
 
     path: Path
     pairs: list[tuple[_Node, _Node]]
@@ -72,7 +73,7 @@ class _Draft:
         self.shares = 0
 
     def add(self, share: Share) -> None:
-        """The nodes of one share, with random look-aheads."""
+        """Add the nodes of one share, with random look-aheads."""
         index = self._slice(share)
         lane = self.lane_of.setdefault(index, self.random.randrange(self.lanes))
         self.carried[lane].append(self.shares)
@@ -101,7 +102,7 @@ class _Draft:
         self.nodes += list(up.values()) + [node for node in down.values() if node is not root]
 
     def _slice(self, share: Share) -> int:
-        """The share's index in the slice table; slices of a block lie in the order in which they come."""
+        """Return the share's index in the slice table; slices of a block are in the order of their addition."""
         if isinstance(share.block, tuple):
             block = self.position[share.block[0]], self.position[share.block[1]]
             return self._cut(block, share)
@@ -120,7 +121,7 @@ class _Draft:
         return {v: _Node(replace(blank, rank=self.position[v], stage="root" if v == root else stage)) for v in vertices}
 
     def program(self, rate: Fraction) -> Program:
-        """Times, orders and connects all nodes."""
+        """Time, order and connect all nodes."""
         self._look_ahead()
         slots = [
             max([1] + [n.role.offset - s.role.offset for n in self.nodes for s, _ in n.above if n.role.channel == lane])
@@ -145,7 +146,7 @@ class _Draft:
         )
 
     def _look_ahead(self) -> None:
-        """Receivers some ticks, or none, after their last sender; writers after all readers of the slice."""
+        """Delay receivers by some ticks, or none, after their last sender; writers after all readers of the slice."""
         start = {node.role.share: node.role.offset for node in self.nodes}
         readers: dict[tuple[int, int], int] = {}
         for node in self._senders_first():
@@ -160,7 +161,7 @@ class _Draft:
             node.role = replace(role, offset=offset)
 
     def _senders_first(self) -> list[_Node]:
-        """Nodes by their distance from the leaves; readers of a slice (all are up-roles) before roots."""
+        """Return nodes by their distance from the leaves; readers of a slice (all are up-roles) before roots."""
         rank: dict[int, int] = {}
 
         def height(node: _Node) -> int:
@@ -171,7 +172,7 @@ class _Draft:
         return sorted(self.nodes, key=lambda node: (node.role.stage != "reduce", height(node)))
 
     def _global_order(self, slots: list[int]) -> list[_Node] | None:
-        """A random order in which every token-free dependency points forward; None if there is none."""
+        """Return a random order in which every token-free dependency points forward; None without such an order."""
         before: dict[int, list[_Node]] = {id(node): [] for node in self.nodes}
         for node in self.nodes:
             for sender, _ in node.above:
@@ -203,7 +204,7 @@ class _Draft:
         return order
 
     def _wires(self, slots: list[int]) -> list[_Wire]:
-        """One queue per edge, some of them merged where both ends agree on the order and slots suffice."""
+        """Return a queue per edge; some are merged if both ends have the same order and the slots suffice."""
         wires: list[_Wire] = []
         for receiver in self.nodes:
             for sender, path in receiver.above:
@@ -217,7 +218,7 @@ class _Draft:
         return wires
 
     def _fits(self, wire: _Wire, new: _Wire, slots: int) -> bool:
-        """Whether ``new`` may travel in ``wire``, with all token-free credits pointing forward."""
+        """Return whether ``new`` may use ``wire``, with all token-free credits pointing forward."""
         (sender, receiver), (other, _) = new.pairs[0], wire.pairs[0]
         if other.role.channel != sender.role.channel or wire.lag != new.lag:
             return False
@@ -234,7 +235,7 @@ class _Draft:
         return True
 
     def _queues(self, wires: list[_Wire], order: list[_Node]) -> list[_Node]:
-        """Gives every node its queues; a sender's order of sending is random, a receiver's is its tree's."""
+        """Give every node its queues; a sender's order of sending is random, a receiver's is its tree's."""
         sends: dict[int, list[int]] = {id(node): [] for node in order}
         arriving: dict[tuple[int, int], int] = {}
         for index, wire in enumerate(wires):
@@ -252,18 +253,18 @@ class _Draft:
         return order
 
     def _shift_and_rotate(self, nodes: list[_Node]) -> None:
-        """Per rank: another zero of time, and another place where the tick begins."""
+        """Change each rank's zero of time, and the place where its tick begins."""
         for rank in range(len(self.ranks)):
             body = [node for node in nodes if node.role.rank == rank]
             shift = self.random.randint(0, 3)
             turned = self.random.randrange(len(body)) if body else 0
             for place, node in enumerate(body):
-                early = place < turned  # these run at the end of the tick before
+                early = place < turned  # these run at the end of the previous tick
                 node.role = replace(node.role, offset=node.role.offset + shift + (0 if early else 1))
                 node.place = place + (len(body) if early else 0)
 
     def _interleaved(self, nodes: list[_Node]) -> tuple[Role, ...]:
-        """All bodies in one list, each in its own order."""
+        """Return all bodies in one list, each in its own order."""
         bodies = [
             sorted((n for n in nodes if n.role.rank == rank), key=lambda n: n.place) for rank in range(len(self.ranks))
         ]
@@ -279,7 +280,7 @@ def _in_order(wire: _Wire, new: _Wire) -> list[tuple[_Node, _Node]]:
 
 
 def _wide_enough(random: Random, topology: Topology, program: Program) -> Topology:
-    """``topology`` with every used link just wide enough, and sometimes wider."""
+    """Return ``topology`` with every used link just wide enough, and sometimes wider."""
     weight = {item.block: item.weight for item in program.collective.items()}
     load = {(link.src, link.dst): Fraction(0) for link in topology.links}
     for role in program.roles:

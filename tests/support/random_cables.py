@@ -12,8 +12,9 @@ from blinkccl.topology.model import Topology
 
 
 def random_cabling(seed: int) -> Topology:
-    """Two to five machines of one or two kinds; a random tree joins them, and other cables are random as far as ports
-    are free."""
+    """Two to five machines of one or two kinds, joined by a random tree of cables and random further cables between
+    free ports.
+    """
     dice = Random(seed)
     kinds = [machine(dice.choice(["dgx-spark", "mac-studio"])) for _ in range(dice.randint(2, 5))]
     servers = [CabledServer(f"m{i}", kind) for i, kind in enumerate(kinds)]

@@ -1,7 +1,7 @@
 """Random workloads: layers of actors over shared links, and real programs translated under random calibrations.
 
-Equal seeds give equal workloads, in any version of Python. Costs are drawn from continuous ranges, so that things
-rarely happen at the same time by chance: who gets an engine that two actors ask for at one instant is nobody's promise.
+Equal seeds give equal workloads, in any version of Python. Costs have continuous distributions, so that simultaneous
+events are rare: the winner of two actors that request one engine at the same instant is undefined.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from support.programs import random_program
 from support.timed import calibration_of, link_class
 from support.workload_rows import ActorRow, HopRow, workload
 
-#: Longer runs say nothing new and take SimGrid long.
+#: Longer runs find nothing new and take SimGrid long.
 MOST_TASKS = 250
-#: How the latencies of hops and their weights are related. any: not at all, all weights 1. equal: hops that can share
-#: links, directly or through others, have the same, all weights 1. weighted: weights are in proportion to 1/latency.
+#: Latencies of hops in relation to their weights. any: unrelated, all weights 1. equal: equal latencies for hops that
+#: share links, directly or through others, all weights 1. weighted: weights are in proportion to 1/latency.
 LATENCIES = ("any", "equal", "weighted")
 
 Made = tuple[Program, Topology]
 
 
 def random_workload(random: Random, latencies: str = "any", memories: bool = False) -> Workload:
-    """Layers of actors; every hop leads from a layer to a later one, so that any number of slots ≥ 1 is live.
+    """Return layers of actors; every hop leads to a later layer, so that one slot is enough for progress.
 
-    With ``memories`` half of the hops are stored on their way.
+    With ``memories`` half of the hops are stored on their path.
     """
     layers = [random.randint(1, 4) for _ in range(random.randint(2, 4))]
     layer_of = [layer for layer, count in enumerate(layers) for _ in range(count)]
@@ -73,7 +73,7 @@ def random_workload(random: Random, latencies: str = "any", memories: bool = Fal
 
 
 def _store(random: Random, actors: list[ActorRow], hops: list[HopRow]) -> None:
-    """Puts a memory into half of the hops: it is read over the same links, by the receiver in a stream of its own."""
+    """Add a memory to half of the hops: the receiver reads it over the same links, in a stream of its own."""
     for number, hop in enumerate(tuple(hops)):
         if random.random() < 0.5:
             continue
@@ -87,7 +87,7 @@ def _store(random: Random, actors: list[ActorRow], hops: list[HopRow]) -> None:
 
 
 def _pairs(random: Random, layer_of: list[int]) -> list[tuple[int, int]]:
-    """Tail and head of every hop: each actor behind the first layer has one at least."""
+    """Return tail and head of every hop: each actor behind the first layer has one at least."""
     pairs = []
     for head, layer in enumerate(layer_of):
         before = [tail for tail, other in enumerate(layer_of) if other < layer]
@@ -128,7 +128,7 @@ def _actor(random: Random, number: int, chunks: int, pairs: list[tuple[int, int]
 
 
 def random_calibration(random: Random, link_latency: bool = True) -> Calibration:
-    """Any calibration; without ``link_latency`` all transfers have the same latency, that of their issue."""
+    """Return any calibration; without ``link_latency`` all transfers have only the latency of their issue."""
 
     def sometimes(least: float, most: float) -> float:
         return random.uniform(least, most) if random.random() < 0.5 else 0.0
@@ -155,7 +155,7 @@ def random_calibration(random: Random, link_latency: bool = True) -> Calibration
 
 
 def random_translation(random: Random, made: Made, latencies: str = "any") -> Workload:
-    """The workload of a program for a random size, on links of random rates."""
+    """Return the workload of a program for a random size, on links of random rates."""
     program, topology = made
     network = replace(topology, links=tuple(replace(link, gb_per_s=random.uniform(2, 50)) for link in topology.links))
     settings = Settings("fair", random.choice([STREAMS[0], *STREAMS[:1] * 2, STREAMS[1]]))
@@ -163,34 +163,34 @@ def random_translation(random: Random, made: Made, latencies: str = "any") -> Wo
     calibration = random_calibration(random, latencies != "equal")
     count = random.randint(2_000, 200_000)
     for chunk_bytes in (count // random.randint(1, 8), count, 4 * count):
-        given = translate(bind(program, count, 4, max(16, chunk_bytes)), network, calibration, settings).workload
-        if given.tasks <= MOST_TASKS:
+        workload = translate(bind(program, count, 4, max(16, chunk_bytes)), network, calibration, settings).workload
+        if workload.tasks <= MOST_TASKS:
             break
-    start_s = given.actors.start_s.copy()
+    start_s = workload.actors.start_s.copy()
     start_s[: len(program.roles)] += [enters_s[role.rank] for role in program.roles]
-    return _apart(random, replace(given, actors=replace(given.actors, start_s=start_s)), latencies)
+    return _apart(random, replace(workload, actors=replace(workload.actors, start_s=start_s)), latencies)
 
 
-def _apart(random: Random, given: Workload, latencies: str) -> Workload:
-    """The workload with actors of a rank that start up to a microsecond apart, and latencies that differ a little."""
-    actors, hops = given.actors, given.hops
+def _apart(random: Random, workload: Workload, latencies: str) -> Workload:
+    """Return the workload with starts up to a microsecond apart on each rank, and slightly different latencies."""
+    actors, hops = workload.actors, workload.hops
     start_s = actors.start_s + np.asarray([random.uniform(0, 1e-6) for _ in actors.chunks])
-    given = replace(given, actors=replace(actors, start_s=start_s))
+    workload = replace(workload, actors=replace(actors, start_s=start_s))
     if latencies == "equal":
-        return given
+        return workload
     latency_s = hops.latency_s * np.asarray([random.uniform(1, 1.01) for _ in hops.tail])
     weight = latency_s.max() / latency_s if latencies == "weighted" else hops.weight
-    return replace(given, hops=replace(hops, latency_s=latency_s, weight=weight))
+    return replace(workload, hops=replace(hops, latency_s=latency_s, weight=weight))
 
 
 def random_lowered(random: Random) -> Made:
-    """A random forest on a random topology, some paths through a switch."""
+    """Return a random forest on a random topology, some paths through a switch."""
     forest = random_forest(random)
     return lower(forest, random.choice([1, 2, 3]), random.choice([None, 1, 2])), forest.topology
 
 
 def random_plan(random: Random) -> Made:
-    """What an algorithm plans for an allocation of a DGX-1 or on a synthetic topology."""
+    """Return an algorithm's plan for an allocation of a DGX-1 or a synthetic topology."""
     name = random.choice(["allreduce", "broadcast", "allgather", "reduce"])
     if random.random() < 0.5:
         spec = random.choice(["dgx-1v", "dgx-1p"])
@@ -204,7 +204,7 @@ def random_plan(random: Random) -> Made:
 
 @dataclass(frozen=True)
 class Kind:
-    """``count`` workloads are made; ``program`` makes what is translated, None: layers."""
+    """``count`` workloads; ``program`` makes the programs to translate, None: layers."""
 
     count: int
     latencies: str
@@ -213,11 +213,11 @@ class Kind:
 
     @property
     def slept(self) -> bool:
-        """Whether SimGrid must not know the latencies: there they would be weights."""
+        """Return whether SimGrid must get latencies as sleeps, because there they would be weights."""
         return self.latencies == "any"
 
 
-#: A merge waits for half of the programs.
+#: A merge tests half of the programs.
 _OFTEN = 1 + ALL_TESTS
 KINDS = {
     "layers, equal latencies": Kind(220, "equal"),
@@ -235,7 +235,7 @@ KINDS = {
 
 
 def make(name: str, number: int) -> Workload:
-    """Workload ``number`` of the kind ``name``."""
+    """Return workload ``number`` of the kind ``name``."""
     kind, random = KINDS[name], Random(f"{name}: {number}")
     if kind.program is None:
         return random_workload(random, kind.latencies, kind.memories)

@@ -1,6 +1,6 @@
 """The kernel: discrete events over a :class:`~blinkccl.cost.simulate.workload.Workload`, in plain Python.
 
-Tests hold :mod:`blinkccl.cost.simulate.kernel` against this definition: the same steps in the same order, and the same
+Tests compare :mod:`blinkccl.cost.simulate.kernel` with this definition: the same steps in the same order, and the same
 bits, about 20 times slower.
 """
 
@@ -17,16 +17,16 @@ from blinkccl.cost.simulate.workload import SHARINGS, Outcome, Trace, Workload, 
 from blinkccl.errors import InternalError
 from support.reference_links import LANDED, MOVE, FairLinks, FifoLinks, Links, rows
 
-#: Kinds of events beside those of the links.
+#: Kinds of events in addition to those of the links.
 _START, _FIRED, _ARRIVED = range(2, 5)
 _OUTSIDE, _RECEIVING, _EXECUTING, _SENDING, _DONE = range(5)
 
 
 def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outcome:
-    """Times ``workload`` with links of ``sharing``; ``traced`` also says what was done when.
+    """Time ``workload`` with links of ``sharing``; ``traced`` also records every task.
 
-    Cost: fifo O(tasks · log tasks); fair also, per begin or end of a transfer, the sharing of all links that its own
-    are joined to by other transfers.
+    Cost: fifo O(tasks · log tasks). fair also, per begin or end of a transfer, the sharing of all links that other
+    transfers connect to its own.
     """
     if sharing not in SHARINGS:
         raise InternalError(f"unknown sharing {sharing!r}; expected one of {', '.join(SHARINGS)}")
@@ -36,7 +36,7 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
 
 
 class _Run:
-    """One run. Lists instead of arrays: single elements of these are twice as fast."""
+    """One run. It uses lists instead of arrays: access to single elements is twice as fast."""
 
     def __init__(self, workload: Workload, fair: bool, traced: bool) -> None:
         self.workload, self.traced = workload, traced
@@ -57,7 +57,7 @@ class _Run:
         self.stage = [_DONE if n == 0 else _OUTSIDE for n in self.chunks]
         self.done_s = [0.0] * count
         self.arrived, self.taken, self.appended, self.freed = ([0] * len(self.tail) for _ in range(4))
-        self.is_read = [False] * len(self.tail)  # whether another hop frees its slots
+        self.is_read = [False] * len(self.tail)  # True if another hop frees its slots
         for hop in self.frees:
             if hop >= 0:
                 self.is_read[hop] = True
@@ -78,7 +78,7 @@ class _Run:
         self.held_s: list[float] = []
         self.now, self.current = 0.0, -1
         self.events: list[tuple[float, int, int, int]] = []
-        #: Actors that a slot was freed for; they go on before the next event.
+        #: Actors that got a free slot; they continue before the next event.
         self.ready: deque[int] = deque()
         self.scheduled = self.landed = self.fired = 0
         self.links: Links = FairLinks(self) if fair else FifoLinks(self)
@@ -91,7 +91,7 @@ class _Run:
         self.scheduled += 1
 
     def loop(self) -> None:
-        """Takes up event after event until none is left."""
+        """Process the events in order until none is left."""
         while True:
             if self.links.stale and (not self.events or self.events[0][0] > self.now):
                 self.links.share()
@@ -126,7 +126,7 @@ class _Run:
                 self.advance(self.ready.popleft())
 
     def land(self, task: int) -> None:
-        """A transfer's last byte is over."""
+        """Finish a transfer: its last byte has arrived."""
         self.current = task
         self.landed += 1
         self.end_s[task] = self.now
@@ -148,7 +148,7 @@ class _Run:
             self.advance(self.head[hop])
 
     def advance(self, actor: int) -> None:
-        """Lets an actor go on until it has to wait."""
+        """Advance an actor until it has to wait."""
         while True:
             stage = self.stage[actor]
             if stage == _RECEIVING:
@@ -188,14 +188,14 @@ class _Run:
                 return
 
     def free_slot(self, hop: int) -> None:
-        """A slot more; the sender goes on, soon, where it waited for just this."""
+        """Free a slot; a sender that waited only for it continues soon."""
         self.freed[hop] += 1
         tail = self.tail[hop]
         if self.stage[tail] == _SENDING and self.sends[tail][self.step[tail]] == hop:
             self.ready.append(tail)
 
     def append(self, stream: int, hop: int, actor: int) -> None:
-        """A new task at the end of a stream."""
+        """Add a new task at the end of a stream."""
         task = len(self.hop)
         self.hop.append(hop)
         self.actor.append(actor)
@@ -211,14 +211,14 @@ class _Run:
             self.take_up(task)
 
     def release(self, stream: int) -> None:
-        """The stream is through with a task and takes up the next."""
+        """End a task of a stream, which then starts the next."""
         if self.waiting[stream]:
             self.take_up(self.waiting[stream].popleft())
         else:
             self.busy[stream] = False
 
     def take_up(self, task: int) -> None:
-        """The stream has come to this task."""
+        """Start this task of a stream."""
         hop = self.hop[task]
         if hop < 0:
             self.begin_s[task] = self.move_s[task] = self.now
@@ -236,7 +236,7 @@ class _Run:
         self.transfer(task)
 
     def transfer(self, task: int) -> None:
-        """A transfer that has its stream and its engine begins."""
+        """Begin a transfer that has its stream and its engine."""
         self.begin_s[task] = self.now
         self.cause[task] = self.current
         self.links.ask(task, self.now + self.latency[self.hop[task]])
@@ -248,7 +248,7 @@ class _Run:
         return size
 
     def outcome(self) -> Outcome:
-        """What came out, or an error if the run stopped before its end."""
+        """Return the outcome; raise an error if the run got stuck."""
         for actor, stage in enumerate(self.stage):
             if stage != _DONE:
                 raise not_live(self.now, actor, self.chunk[actor], self.chunks[actor])
@@ -258,7 +258,7 @@ class _Run:
         return Outcome(last, self.landed, self.fired, busy_s, actor_s, self.trace() if self.traced else None)
 
     def trace(self) -> Trace:
-        told = (self.hop, self.actor, self.task_chunk, self.begin_s, self.move_s, self.end_s)
-        named = zip(fields(Trace), (*told, self.cause, self.holder, self.held_s), strict=True)
+        times = (self.hop, self.actor, self.task_chunk, self.begin_s, self.move_s, self.end_s)
+        named = zip(fields(Trace), (*times, self.cause, self.holder, self.held_s), strict=True)
         columns: list[Any] = [np.asarray(values, dtype_of(column)) for column, values in named]
         return Trace(*columns)

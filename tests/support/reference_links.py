@@ -1,9 +1,9 @@
-"""How transfers share links in the kernel: one after the other, or max-min fairly.
+"""The links of the kernel, which transfers share one after the other, or max-min fairly.
 
-The kernel asks for a transfer and is told by an event when it has landed. It calls ``ask`` when a transfer wants to
-move from a time on, ``begin`` at its event MOVE and ``end`` at its event LANDED, unless that was ``overtaken`` by a
-change of shares. While links are ``stale`` they must ``share`` before time goes on. What both kinds of links mean is
-defined in :mod:`~blinkccl.cost.simulate.workload`.
+The kernel requests a transfer, and an event reports its end. The kernel calls ``ask`` when a transfer wants to move
+from a time on, ``begin`` at its event MOVE and ``end`` at its event LANDED, unless a change of shares has ``overtaken``
+the event. While links are ``stale``, ``share`` must be called before time advances.
+:mod:`~blinkccl.cost.simulate.workload` defines both kinds of links.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from typing import Protocol
 from blinkccl.cost.simulate.workload import Floats, Ints, Workload
 from blinkccl.errors import InternalError
 
-#: Events that links schedule: a transfer begins to move (on fifo links: on one that has another after it), and its last
-#: byte is over.
+#: Events of links: a transfer begins to move (on a fifo link that has another after it), and the end of its last byte.
 MOVE, LANDED = range(2)
 
 
 class Transfers(Protocol):
-    """What links need of a run: its clock, and what is known of each task."""
+    """The part of a run that links use: its clock, and the data of each task."""
 
     workload: Workload
     now: float
-    #: How many events were scheduled: the number of the next one.
+    #: Number of scheduled events, which is the number of the next one.
     scheduled: int
     hop: list[int]
     move_s: list[float]
@@ -37,9 +36,9 @@ class Transfers(Protocol):
 
 
 class FifoLinks:
-    """Links that serve one transfer after the other: the first of a path in the order of asking, others as they come.
+    """Links that serve one transfer after the other: the first of a path in the order of requests, others on arrival.
 
-    What is known of a transfer under way is kept by hop, since a stream has one at a time.
+    The state of a moving transfer is stored by hop, because a stream has one at a time.
     """
 
     stale = False
@@ -51,10 +50,10 @@ class FifoLinks:
         self.rate = state.workload.rates.tolist()
         self.free_s = [0.0] * len(self.rate)
         self.last = [-1] * len(self.rate)
-        #: How many links of its path a transfer has, and when it will be through with them.
+        #: Number of links that a transfer has reserved, and its end on them.
         self.place = [0] * len(self.path)
         self.end_s = [0.0] * len(self.path)
-        #: The last wait on its way: until when, and for which transfer.
+        #: The last wait on its path: its end, and the transfer waited for.
         self.wait: list[tuple[float, int]] = [(0.0, -1)] * len(self.path)
 
     def ask(self, task: int, ready_s: float) -> None:
@@ -67,11 +66,11 @@ class FifoLinks:
             self.state.schedule(ready_s, LANDED, task)
 
     def begin(self, task: int) -> None:
-        """It moves on one link and comes to the next."""
+        """Move on one link and reach the next."""
         self._take(task, self.state.now)
 
     def _take(self, task: int, at_s: float) -> None:
-        """Reserves the next link of its path from ``at_s`` on."""
+        """Reserve the next link of its path from ``at_s`` on."""
         state, hop = self.state, self.state.hop[task]
         path, place = self.path[hop], self.place[hop]
         link = path[place]
@@ -93,7 +92,7 @@ class FifoLinks:
             state.schedule(start, MOVE, task)
 
     def end(self, task: int) -> None:
-        """Nothing: the reservation said when."""
+        """Do nothing: the reservation determined the end."""
 
     def overtaken(self, task: int, number: int) -> bool:
         return False
@@ -103,7 +102,7 @@ class FifoLinks:
 
 
 class FairLinks:
-    """Links whose transfers share them max-min fairly by weight."""
+    """Links that transfers share max-min fairly by weight."""
 
     def __init__(self, state: Transfers) -> None:
         self.state = state
@@ -116,14 +115,14 @@ class FairLinks:
         self.left: dict[int, float] = {}
         self.speed: dict[int, float] = {}
         self.since: dict[int, float] = {}
-        #: The event that tells each transfer's end; earlier ones are overtaken.
+        #: The event of each transfer's end; earlier ones are overtaken.
         self.number: dict[int, int] = {}
         self.dirty: list[int] = []
         self.marked = [False] * len(self.rate)
 
     @property
     def stale(self) -> bool:
-        """Whether transfers began or ended since links were shared."""
+        """Return whether transfers began or ended since the last sharing."""
         return bool(self.dirty)
 
     def ask(self, task: int, ready_s: float) -> None:
@@ -161,7 +160,7 @@ class FairLinks:
             self.dirty.append(link)
 
     def share(self) -> None:
-        """New speeds for all transfers on links that the changed ones are joined to by transfers."""
+        """Compute new speeds for all transfers on links connected to the changed ones by transfers."""
         links, tasks = self._joined()
         speeds = self._fill(links, tasks)
         state = self.state
@@ -176,10 +175,10 @@ class FairLinks:
             state.schedule(state.now + self.left[task] / speed, LANDED, task)
 
     def _joined(self) -> tuple[list[int], list[int]]:
-        """The dirty links and all that transfers join to them; and these transfers."""
+        """Return the dirty links with all links connected to them by transfers, and these transfers."""
         links, tasks, seen = self.dirty, [], set()
         self.dirty = []
-        for link in links:  # grows while it is read
+        for link in links:  # grows during the loop
             for task in self.moving[link]:
                 if task not in seen:
                     seen.add(task)
@@ -202,7 +201,7 @@ class FairLinks:
                 load[link] += self.weight[hop[task]]
         open_on = {link: len(self.moving[link]) for link in links}
         speeds: dict[int, float] = {}
-        level = 0.0  # never falls from round to round, but for rounding
+        level = 0.0  # never decreases from round to round, except by rounding
         while len(speeds) < len(tasks):
             tightest, least = -1, 0.0
             for link in links:
@@ -228,7 +227,7 @@ Links = FifoLinks | FairLinks
 
 
 def rows(starts: Ints, values: Ints | Floats) -> list[list[int]]:
-    """The rows of a table in compressed form."""
+    """Return the rows of a table in compressed form."""
     bounds = starts.tolist()
     flat = values.tolist()
     return [flat[a:b] for a, b in pairwise(bounds)]

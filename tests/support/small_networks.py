@@ -1,4 +1,4 @@
-"""Small random networks, and the definitions by exhaustion that the solvers are held against."""
+"""Small random networks, and definitions by exhaustive search, with which the solvers are compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DGX_1V = {
 
 
 def both_ways(n: int, widths: Mapping[Arc, int]) -> FlowNetwork:
-    """Every undirected edge as two arcs."""
+    """Return every undirected edge as two arcs."""
     arcs = [(u, v, w) for (u, v), w in widths.items()] + [(v, u, w) for (u, v), w in widths.items()]
     return FlowNetwork(n, n, tuple(sorted(arcs)))
 
@@ -38,7 +38,7 @@ def one_way_ring(n: int) -> FlowNetwork:
 
 
 def random_digraph(dice: Random, n: int, *, most: int = 3, density: float = 0.4, connected: bool = True) -> FlowNetwork:
-    """A switchless digraph; strongly connected by a random cycle unless ``connected`` is false."""
+    """Return a switchless digraph; strongly connected by a random cycle if ``connected``."""
     arcs: dict[Arc, int] = {}
     if connected and n > 1:
         order = dice.sample(range(n), n)
@@ -50,7 +50,7 @@ def random_digraph(dice: Random, n: int, *, most: int = 3, density: float = 0.4,
 
 
 def random_graph(dice: Random, n: int, *, most: int = 3, density: float = 0.4) -> FlowNetwork:
-    """A connected switchless network with symmetric links."""
+    """Return a connected switchless network with symmetric links."""
     order = dice.sample(range(n), n)
     widths: dict[Arc, int] = {}
     for i in range(1, n):
@@ -63,7 +63,7 @@ def random_graph(dice: Random, n: int, *, most: int = 3, density: float = 0.4) -
 
 
 def random_switched(dice: Random, terminals: int, switches: int, *, balanced: bool, most: int = 3) -> FlowNetwork:
-    """Terminals around switches, a few direct links, the switches in a row."""
+    """Return terminals around switches, a few direct links, the switches in a row."""
     arcs: dict[Arc, int] = {}
 
     def join(u: int, v: int) -> None:
@@ -83,7 +83,7 @@ def random_switched(dice: Random, terminals: int, switches: int, *, balanced: bo
 
 
 def random_network(seed: int, most: int) -> FlowNetwork:
-    """One of any kind, with at most so many vertices."""
+    """Return a network of any kind, with at most this number of vertices."""
     dice = Random(seed)
     kind = seed % 4
     if kind == 0:
@@ -94,13 +94,13 @@ def random_network(seed: int, most: int) -> FlowNetwork:
 
 
 def subsets(n: int) -> Iterator[tuple[int, ...]]:
-    """Nonempty proper subsets of 0 … n−1."""
+    """Yield the nonempty proper subsets of 0 … n−1."""
     for size in range(1, n):
         yield from itertools.combinations(range(n), size)
 
 
 def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
-    """Every partition into nonempty blocks."""
+    """Yield every partition into nonempty blocks."""
     if not items:
         yield []
         return
@@ -113,7 +113,7 @@ def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
 
 
 def assert_tree(n: int, tree: Arborescence) -> None:
-    """``tree`` enters every vertex but its root once, by an arc from a vertex it has reached before."""
+    """Check that ``tree`` enters every vertex but its root once, by an arc from a vertex reached before."""
     reached = {tree.root}
     for u, v in tree.arcs:
         assert u in reached
@@ -124,7 +124,7 @@ def assert_tree(n: int, tree: Arborescence) -> None:
 
 
 def loads(trees: Sequence[Arborescence]) -> dict[Arc, int]:
-    """Units on each arc."""
+    """Return the units on each arc."""
     used: dict[Arc, int] = {}
     for tree in trees:
         for arc in tree.arcs:
@@ -133,7 +133,7 @@ def loads(trees: Sequence[Arborescence]) -> dict[Arc, int]:
 
 
 def assert_packing(network: FlowNetwork, trees: Sequence[Arborescence], demand: Mapping[int, int]) -> None:
-    """Spanning trees within the capacities, as many per root as wanted, each shape once."""
+    """Check for spanning trees within the capacities, with the demanded number per root, and each shape once."""
     for tree in trees:
         assert_tree(network.n, tree)
     assert all(used <= network.capacity.get(arc, 0) for arc, used in loads(trees).items())
@@ -145,7 +145,7 @@ def assert_packing(network: FlowNetwork, trees: Sequence[Arborescence], demand: 
 
 
 def assert_undirected_packing(network: FlowNetwork, packing: TreePacking) -> None:
-    """Spanning trees from their centres that use each edge, both ways together, within its width."""
+    """Check for spanning trees from their centres that use each edge, both directions together, within its width."""
     for tree in packing.trees:
         assert_tree(network.n, tree)
     used, widths = loads(packing.trees), undirected_widths(network)
@@ -156,7 +156,7 @@ def assert_undirected_packing(network: FlowNetwork, packing: TreePacking) -> Non
 
 
 def assert_exact(packing: ExactPacking, network: FlowNetwork, demand: list[Fraction]) -> None:
-    """Weights that fit, groups that get their demand, and prices that prove that no more is possible."""
+    """Check for feasible weights, groups that get their demand, and prices that prove optimality."""
     check_loads(packing.columns, network.capacity, demand, packing.rate)
     assert packing.rate == packing.bound
     assert all(price > 0 for price in packing.prices.values())
@@ -171,7 +171,7 @@ def depth_of(tree: Arborescence) -> int:
 
 
 def least_ratio(network: FlowNetwork, *, to: int | None = None) -> Fraction:
-    """min of cap⁺(S) / |S ∩ terminals| over sets S that hold a terminal and miss one (``to``, if given)."""
+    """min of cap⁺(S) / |S ∩ terminals| over sets S that contain a terminal and lack one (``to``, if given)."""
     ratios = []
     for side in subsets(network.n):
         inside = sum(v < network.terminals for v in side)

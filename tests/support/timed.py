@@ -1,4 +1,4 @@
-"""Jobs that tests of the simulator time, and what they cost."""
+"""Jobs for tests of the simulator, and their costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.planned import asked
 
 
 def lowered(algo: str, spec: str, collective: str, gpus: str | Sequence[int] | None = None) -> tuple[Program, Topology]:
-    """The program of a plan, and the network that it is for."""
+    """Return the program of a plan, and its network."""
     request = asked(spec, collective, gpus)
     return lower(algorithm(algo).plan(request)), request.network
 
@@ -33,19 +33,19 @@ def candidate(
     named: str = "nominal",
     settings: Settings | None = None,
 ) -> TimedPlan:
-    """A candidate that is a plan."""
+    """Return a candidate that is a plan."""
     conditions = Conditions(calibration(named), settings or Settings())
-    found = candidates()[algo].prepare(asked(spec, collective, gpus), conditions)
-    assert isinstance(found, TimedPlan)
-    return found
+    plan = candidates()[algo].prepare(asked(spec, collective, gpus), conditions)
+    assert isinstance(plan, TimedPlan)
+    return plan
 
 
 def bits(outcome: Outcome) -> tuple[object, ...]:
-    """Everything that a traced run says."""
+    """Return all results of a traced run."""
     assert outcome.trace is not None
     arrays = [outcome.actor_s, outcome.busy_s, *(getattr(outcome.trace, field.name) for field in fields(Trace))]
-    told = [(array.dtype, array.tobytes()) for array in arrays]
-    return (outcome.seconds, outcome.transfers, outcome.executions, *told)
+    columns = [(array.dtype, array.tobytes()) for array in arrays]
+    return (outcome.seconds, outcome.transfers, outcome.executions, *columns)
 
 
 def link_class(
@@ -55,13 +55,13 @@ def link_class(
 
 
 def calibration_of(*links: LinkClass, **engine: float) -> Calibration:
-    """These links; a GPU's side costs only what is said."""
+    """Return these links; a GPU's engines cost only the given values."""
     numbers = {name: Number(value, "test") for name, value in engine.items()}
     return Calibration(1, "test", "a test", EngineCosts(**numbers), links)
 
 
 def with_links(costs: Calibration, factor: float, *kinds: str) -> Calibration:
-    """Every link of these kinds, of all where none is named, at another rate."""
+    """Return the costs with another rate for every link of these kinds; without ``kinds`` of all."""
     links = (
         msgspec.structs.replace(link, gb_per_s=Number(factor * link.gb_per_s.value, "a test"))
         if not kinds or link.kind in kinds

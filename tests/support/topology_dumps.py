@@ -1,4 +1,4 @@
-"""Machines as other tools print them: samples of our own for the readers of :mod:`blinkccl.topology.formats`."""
+"""Machines in the output formats of other tools: own samples for the readers of :mod:`blinkccl.topology.formats`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs behind PCIe switches of ``per_switch`` on each of ``sockets`` (GPUs spread evenly), and what joins pairs.
+    """GPUs behind PCIe switches of ``per_switch`` on each of ``sockets`` (GPUs spread evenly), and links between pairs.
 
-    ``links`` counts NVLinks or xGMI links by pair (a < b); ``nics`` has the GPUs whose switch has a NIC too.
+    ``links`` counts NVLinks or xGMI links by pair (a < b); ``nics`` has the GPUs whose switch also has a NIC.
     """
 
     gpus: int
@@ -40,7 +40,7 @@ def table(header: Sequence[str], cell: Callable[[int, int], str], width: int = 1
 
 
 def _xgmi_links_between(machine: Machine, a: int, b: int) -> int:
-    """xGMI links on the shortest way; 0 where there is none."""
+    """Return the number of xGMI links on the shortest path; 0 without a path."""
     seen, level, steps = {a}, [a], 0
     while level:
         if b in level:
@@ -52,7 +52,7 @@ def _xgmi_links_between(machine: Machine, a: int, b: int) -> int:
 
 
 def amd_cells(machine: Machine, link_mb_per_s: int = 50_000) -> dict[str, Callable[[int, int], str]]:
-    """The cells of AMD's tables; ``link_mb_per_s`` 0 for a driver that gives no rates."""
+    """Return the cells of AMD's tables; ``link_mb_per_s`` 0 for a driver without rates."""
 
     def kind(a: int, b: int) -> str:
         return "XGMI" if _xgmi_links_between(machine, a, b) else "PCIE"
@@ -72,7 +72,7 @@ def amd_cells(machine: Machine, link_mb_per_s: int = 50_000) -> dict[str, Callab
 
 
 def rocm_smi(machine: Machine, link_mb_per_s: int = 50_000, numa: bool = True) -> str:
-    """``rocm-smi --showtopo --showtopoaccess --shownodesbw``."""
+    """Return the output of ``rocm-smi --showtopo --showtopoaccess --shownodesbw``."""
     cells = amd_cells(machine, link_mb_per_s)
     names = [f"GPU{gpu}" for gpu in range(machine.gpus)]
 
@@ -96,7 +96,7 @@ def rocm_smi(machine: Machine, link_mb_per_s: int = 50_000, numa: bool = True) -
 
 
 def amd_smi(machine: Machine, link_mb_per_s: int = 50_000) -> str:
-    """``amd-smi topology``."""
+    """Return the output of ``amd-smi topology``."""
     cells = amd_cells(machine, link_mb_per_s)
     names = [f"0000:{16 * gpu + 12:02x}:00.0" for gpu in range(machine.gpus)]
     shown = [
@@ -115,7 +115,7 @@ def amd_smi(machine: Machine, link_mb_per_s: int = 50_000) -> str:
 
 
 def nvidia_smi(machine: Machine, numa_of_memory: bool = False) -> str:
-    """``nvidia-smi topo -m`` of a 2024 driver, aligned by spaces; NICs as NIC#, and two legends."""
+    """Return ``nvidia-smi topo -m`` of a 2024 driver, aligned by spaces; NICs as NIC#, and two legends."""
     gpus = [f"GPU{gpu}" for gpu in range(machine.gpus)]
     names = gpus + [f"NIC{nic}" for nic in range(len(machine.nics))]
     slots = [*range(machine.gpus), *machine.nics]
@@ -142,7 +142,7 @@ def nvidia_smi(machine: Machine, numa_of_memory: bool = False) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """``text`` as a terminal of ``width`` columns breaks it, trailing blanks lost as where it is copied from."""
+    """Wrap ``text`` as a terminal of ``width`` columns does, without trailing blanks, as copied from the screen."""
     parts = (line[i : i + width].rstrip() for line in text.split("\n") for i in range(0, max(1, len(line)), width))
     return "\n".join(parts)
 
@@ -153,7 +153,7 @@ def _xml(tag: str, indent: int, body: Sequence[str] = (), **attributes: object) 
 
 
 def lstopo(machine: Machine, kind: str = "NVLinkBandwidth", lane_mb_per_s: int = 25_000, switched: int = 0) -> str:
-    """``lstopo FILE.xml`` of hwloc 2.9; ``switched``: lanes from every GPU to each of two NVSwitch chips instead."""
+    """Return ``lstopo FILE.xml`` of hwloc 2.9; ``switched``: lanes from every GPU to each of two NVSwitch chips."""
     prefix = "rsmi" if kind == "XGMIBandwidth" else "nvml"
     packages: list[str] = []
     for socket in range(machine.sockets):
@@ -182,7 +182,7 @@ def lstopo(machine: Machine, kind: str = "NVLinkBandwidth", lane_mb_per_s: int =
 
 
 def _bridge(machine: Machine, switch: Pair, bus: int, prefix: str) -> list[str]:
-    """A root port, and below it the ports of a PCIe switch with the GPUs and the NIC of ``switch``."""
+    """Return a root port, and below it the ports of a PCIe switch with the GPUs and the NIC of ``switch``."""
     speed = "31.507692"
     slots = []
     for gpu in (x for x in range(machine.gpus) if machine.switch(x) == switch):

@@ -1,4 +1,4 @@
-"""A strict reader of Chrome's trace format: stricter than Perfetto, which shows what it can and drops the rest."""
+"""A strict reader of Chrome's trace format; Perfetto is tolerant and drops unreadable events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Thread = tuple[int, int]
 
 @dataclass
 class TraceRead:
-    """What a trace shows; times in whole nanoseconds. ``arrows``: the spans at both ends of each."""
+    """The content of a trace, in whole nanoseconds. ``arrows``: the spans at both ends of each."""
 
     processes: dict[int, str] = field(default_factory=dict)
     threads: dict[Thread, str] = field(default_factory=dict)
@@ -21,12 +21,12 @@ class TraceRead:
     arrows: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
 
     def of(self, category: str) -> list[dict[str, Any]]:
-        """The spans of a category."""
+        """Return the spans of a category."""
         return [event for spans in self.spans.values() for _, _, event in spans if event["cat"] == category]
 
 
 def read_trace(text: str) -> TraceRead:
-    """What ``text`` shows; an AssertionError says what a reader could take otherwise than it was meant."""
+    """Return the content of ``text``; AssertionError for anything that readers could misunderstand."""
     document = json.loads(text)
     assert set(document) <= {"displayTimeUnit", "otherData", "traceEvents"}
     assert document["displayTimeUnit"] == "ns"
@@ -84,7 +84,7 @@ def _name(read: TraceRead, event: dict[str, Any]) -> None:
 
 
 def _check_nesting(spans: list[tuple[int, int, dict[str, Any]]]) -> None:
-    """Each span lies within the one that is open, or begins after its end."""
+    """Check that each span is within the open one, or begins after its end."""
     open_until: list[int] = []
     for begin, end, event in spans:
         while open_until and open_until[-1] <= begin:

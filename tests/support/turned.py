@@ -1,4 +1,4 @@
-"""Plans that state their shares by orbits, however small they are."""
+"""Plans with shares in orbits, or with every share, independent of their size."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from blinkccl.trees.forest.model import Forest
 
 
 def turned(forest: Forest) -> dict[str, Any]:
-    """The plan as if it were big: with ``turns`` where the forest is symmetric."""
+    """Return the plan in the form of large ones: with ``turns`` if the forest is symmetric."""
     return _written(forest, -1)
 
 
 def flat(forest: Forest) -> dict[str, Any]:
-    """The plan with every share, however big it is."""
+    """Return the plan with every share, of any size."""
     return _written(forest, 10**12)
 
 

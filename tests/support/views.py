@@ -1,13 +1,13 @@
-"""The memory of support.weak_memory: histories of writes, what threads have seen of them, states of a search."""
+"""The memory of support.weak_memory: histories of writes, views of threads, states of a search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# A view: how far in each history, and a set of bits, of known writes and reads of plain places.
+# A view: a position in each history, and a set of bits, of known writes and reads of plain places.
 View = tuple[tuple[int, ...], int]
-#: A write in a history: its value, the view that it hands on, whether it is a successful compare-and-swap.
+#: A write in a history: its value, the view that it releases, whether it is a successful compare-and-swap.
 Message = tuple[Any, View, bool]
 
 
@@ -18,13 +18,13 @@ def joined(a: View, b: View) -> View:
 
 
 def raised(view: View, place: int, at: int) -> View:
-    """The view, but not less than position ``at`` of a place."""
+    """Return the view, raised to at least position ``at`` of a place."""
     seen = view[0]
     return view if seen[place] >= at else ((*seen[:place], at, *seen[place + 1 :]), view[1])
 
 
 def shifted(view: View, place: int, at: int) -> View:
-    """The view, after a write was put at position ``at`` of a place's history."""
+    """Return the view after a write was inserted at position ``at`` of a place's history."""
     seen = view[0]
     return view if seen[place] < at else ((*seen[:place], seen[place] + 1, *seen[place + 1 :]), view[1])
 
@@ -35,9 +35,9 @@ class ThreadState(NamedTuple):
     view: View
     released: View  # by its last fence
     seen: View  # by relaxed loads, for its next fence
-    #: Per place ("release": what its last release store there handed on; "acquire": what relaxed loads there read).
-    kept: tuple[tuple[str, int, View], ...] = ()
-    #: Loads under way: register, place, the oldest write that they may read, whether a barrier lies behind them.
+    #: Per place ("release": the view of its last release store; "acquire": the views of its relaxed loads).
+    views: tuple[tuple[str, int, View], ...] = ()
+    #: Pending loads: register, place, the oldest write that they may read, True if a barrier follows them.
     later: tuple[tuple[int, int, int, bool], ...] = ()
 
 
@@ -54,13 +54,13 @@ class State(NamedTuple):
     def with_views(
         self, change: Callable[[View], View], position: Callable[[int, int], int] = lambda _, at: at
     ) -> State:
-        """With every view changed; ``position(place, at)``: where a load under way may begin now."""
+        """Return the thread with every view changed; ``position(place, at)``: the new start of a pending load."""
         threads = tuple(
             one._replace(
                 view=change(one.view),
                 released=change(one.released),
                 seen=change(one.seen),
-                kept=one.kept and tuple((kind, place, change(view)) for kind, place, view in one.kept),
+                views=one.views and tuple((kind, place, change(view)) for kind, place, view in one.views),
                 later=one.later
                 and tuple((register, place, position(place, at), met) for register, place, at, met in one.later),
             )
@@ -70,5 +70,5 @@ class State(NamedTuple):
         return self._replace(threads=threads, histories=histories, fence=change(self.fence))
 
     def forgetting(self, bits: int) -> State:
-        """Nobody knows of these reads and writes of plain places, as there are newer ones."""
+        """Return the state without these reads and writes of plain places, as there are newer ones."""
         return self.with_views(lambda view: (view[0], view[1] & ~bits) if view[1] & bits else view)

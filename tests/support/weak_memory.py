@@ -1,19 +1,19 @@
 """Every execution of a few short threads under a weak memory, searched state by state.
 
-The memory is one of views: each place that is read or written atomically keeps the history of its writes in coherence
-order, each thread a view (how far it has seen each history). A relaxed load may read any write that its view does not
-forbid, a relaxed store may come anywhere behind the view; a release store hands on the storing thread's view, an
-acquire load takes it over, a barrier joins those of a block's threads. That allows what PTX's memory model allows of
-strong accesses at one scope (stores and loads of different places overtake each other, threads disagree about the order
-of writes), but for one thing: a load that is overtaken by a store after it. Where that matters the load is written as
-:meth:`Thread.load_later`: it reads at any time until :meth:`Thread.use`, also behind a barrier, but not behind a
-release that it comes before. Stores that a thread's condition depends on are never early: PTX has no values out of thin
-air.
+The memory is one of views. Each place that is accessed atomically keeps the history of its writes in coherence order,
+each thread a view, which is a position in each history. A relaxed load may read any write that its view does not
+forbid, a relaxed store may be inserted anywhere behind the view. A release store publishes the storing thread's view,
+an acquire load adopts it, a barrier joins the views of a block's threads. That allows everything that PTX's memory
+model allows for strong accesses at one scope: stores and loads of different places overtake each other, and threads
+disagree about the order of writes. One thing is missing: a load that a later store overtakes. Where it matters the load
+is written as :meth:`Thread.load_later`: it reads at any time until :meth:`Thread.use`, also behind a barrier, but not
+behind a release that follows it. Stores that depend on a thread's condition are never early: PTX has no values out of
+thin air.
 
-Plain accesses have no history: each must know of the last write, and a write of all reads since, else it is a race, and
-a race is a finding. So are a check that fails and threads that wait for ever.
+Plain accesses have no history. Each must know the last write, and a write all reads since then; otherwise it is a race,
+which is a finding. Failed checks and threads that wait for ever are findings too.
 
-States are visited once; operations that no other thread can notice are not interleaved.
+Each state is visited once; operations that no other thread can notice are not interleaved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RELEASING, _ACQUIRING = ("release", "acq_rel", "sc"), ("acquire", "acq_rel", "s
 
 @dataclass(frozen=True)
 class Finding:
-    """What can go wrong, and how: the operations of one execution in their order."""
+    """A possible error with its execution: the operations in their order."""
 
     what: str
     trace: tuple[str, ...]
@@ -43,11 +43,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Searched:
-    """All executions were seen, or one with a finding."""
+    """The result of a search: all executions, or one with a finding."""
 
     states: int
     finding: Finding | None
-    #: The registers of all threads at the end of the executions, where they were asked for.
+    #: The registers of all threads at the end of the executions, if requested.
     ends: frozenset[Any] = frozenset()
 
 
@@ -56,10 +56,10 @@ class WrongError(Exception):
 
 
 class Search:
-    """All executions of ``threads``.
+    """A search over all executions of ``threads``.
 
-    ``start``: what places hold at first (0). ``at_end``: what is wrong with the registers of all threads when all have
-    ended, or None; ``collect``: what of them to return. ``reduce`` False: all interleavings, also equal ones.
+    ``start``: initial values of places (0). ``at_end``: returns the error in the registers of all threads at the end,
+    or None; ``collect``: selects registers to return. ``reduce`` False: all interleavings, also equivalent ones.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Search:
         assert not unknown, f"nobody uses {unknown}"
         self._bits = len(threads) + 1
         self._footprints = [self._footprint(ops) for ops in self._ops]
-        #: Per thread and operation, whether a fence is still to come.
+        #: Per thread and operation, True if a fence follows.
         self._fences = [[any(op.kind == "fence" for op in ops[pc:]) for pc in range(len(ops) + 1)] for ops in self._ops]
 
     # ---- the search
@@ -104,7 +104,7 @@ class Search:
     def run(self) -> Searched:
         seen: set[State] = set()
         ends: set[Any] = set()
-        said: list[str] = []
+        text: list[str] = []
         stack: list[tuple[Iterator[tuple[State, str]], list[str]]] = [(iter([(self._first(), "")]), [])]
         try:
             while stack:
@@ -112,8 +112,8 @@ class Search:
                 if step is None:
                     stack.pop()
                     continue
-                said = [step[1]]
-                state = self._settled(step[0], said)
+                text = [step[1]]
+                state = self._settled(step[0], text)
                 if state in seen:
                     continue
                 seen.add(state)
@@ -126,9 +126,9 @@ class Search:
                 first = next(moves, None)
                 if first is None:
                     raise WrongError(f"nobody can go on: {self._waiting(state)}")
-                stack.append((chain([first], moves), said))
+                stack.append((chain([first], moves), text))
         except WrongError as wrong:
-            lines = [line for _, some in stack for line in some] + said
+            lines = [line for _, some in stack for line in some] + text
             return Searched(len(seen), Finding(str(wrong), tuple(filter(None, lines))))
         return Searched(len(seen), None, frozenset(ends - {None}))
 
@@ -157,7 +157,7 @@ class Search:
             if state.threads[t].pc < len(self._ops[t])
         )
 
-    # ---- what no other thread can notice, done at once
+    # ---- operations that no other thread can notice, executed at once
 
     def _settled(self, state: State, lines: list[str]) -> State:
         moved = True
@@ -247,10 +247,10 @@ class Search:
         plain = (*state.plain[:j], value, *state.plain[j + 1 :])
         return state._replace(threads=threads, plain=plain, read=state.read & ~reads)
 
-    # ---- what others can notice
+    # ---- operations that others can notice
 
     def _moves(self, state: State) -> Iterator[tuple[State, str]]:
-        """The states after one operation of one thread: of one alone where no other can come between."""
+        """Yield the states after one operation of one thread; of a single thread if no other can interfere."""
         for t, one in enumerate(state.threads):
             if one.pc < len(self._ops[t]) and not one.later and self._alone(state, t):
                 moves = self._moves_of(state, t)
@@ -263,7 +263,7 @@ class Search:
             yield from self._moves_of(state, t)
 
     def _alone(self, state: State, t: int) -> bool:
-        """Whether no other thread will ever do what is not independent of the thread's next operation."""
+        """Return whether all future operations of other threads are independent of the thread's next one."""
         op = self._ops[t][state.threads[t].pc]
         if not self._reduce or op.kind not in ("load", "wait", "store", "cas"):
             return False
@@ -279,16 +279,16 @@ class Search:
         return True
 
     def _footprint(self, ops: Sequence[Op]) -> list[tuple[int, int]]:
-        """Per operation the atomic places that it and all after it read, and write."""
-        found = [(0, 0)]
+        """Return per operation the atomic places that it and all later ones read, and write."""
+        footprints = [(0, 0)]
         for op in reversed(ops):
-            reads, writes = found[-1]
+            reads, writes = footprints[-1]
             if op.at is not None and op.order != "plain":
                 places = sum(1 << self._atomic[place] for place in op.among or (op.at,))
                 reads |= places if op.kind != "store" else 0
                 writes |= places if op.kind in _WRITING else 0
-            found.append((reads, writes))
-        return found[::-1]
+            footprints.append((reads, writes))
+        return footprints[::-1]
 
     def _moves_of(self, state: State, t: int) -> Iterator[tuple[State, str]]:
         one, name = state.threads[t], self._threads[t].name
@@ -335,7 +335,7 @@ class Search:
             yield from self._loads(state, t, op, place, registers)
 
     def _held_up(self, state: State, t: int) -> bool:
-        """Whether a load under way comes before what the thread is about to release."""
+        """Return whether a pending load precedes the thread's next release."""
         return bool(state.threads[t].later) or any(late[3] for i in self._blocks[t] for late in state.threads[i].later)
 
     def _fenced(self, state: State, t: int, op: Op) -> State:
@@ -361,18 +361,18 @@ class Search:
     def _written(
         self, state: State, t: int, op: Op, place: int, value: Any, at: int, read: View | None = None
     ) -> State:
-        """With a write at position ``at``; ``read``: what the write that it swaps with hands on."""
+        """Return the state with a write at position ``at``; ``read``: the view of the write that it swaps with."""
         if at < len(state.histories[place]):
             state = self._shifted(state, place, at)
         one = state.threads[t]
         view = raised(one.view, place, at)
-        kept = one.kept
+        views = one.views
         if op.order in _RELEASING:
             handed = view
-            kept = (*(row for row in kept if row[:2] != ("release", place)), ("release", place, view))
+            views = (*(row for row in views if row[:2] != ("release", place)), ("release", place, view))
         else:
             handed = raised(one.released, place, at)
-            for kind, where, before in kept:
+            for kind, where, before in views:
                 if (kind, where) == ("release", place):
                     handed = joined(handed, before)
         if read is not None:
@@ -381,14 +381,14 @@ class Search:
         history = histories[place]
         histories[place] = (*history[:at], (value, handed, read is not None), *history[at:])
         registers = self._set(t, one, op.register, None) if op.register and read is None else one.registers
-        after = one._replace(pc=one.pc + 1, view=view, kept=self._needed(t, one.pc + 1, kept), registers=registers)
+        after = one._replace(pc=one.pc + 1, view=view, views=self._needed(t, one.pc + 1, views), registers=registers)
         threads = (*state.threads[:t], after, *state.threads[t + 1 :])
         return state._replace(threads=threads, histories=tuple(histories))
 
-    def _needed(self, t: int, pc: int, kept: tuple[tuple[str, int, View], ...]) -> tuple[tuple[str, int, View], ...]:
-        """Without what no later operation of the thread asks for."""
+    def _needed(self, t: int, pc: int, views: tuple[tuple[str, int, View], ...]) -> tuple[tuple[str, int, View], ...]:
+        """Return the views without those that no later operation of the thread needs."""
         left = []
-        for row in kept:
+        for row in views:
             kind, place, _ = row
             name = self._places[place]
             for op in self._ops[t][pc:]:
@@ -410,7 +410,7 @@ class Search:
             value, handed, _ = history[at]
             text = f"{name}: {op.order} load {self._places[place]}: {value}{_age(history, at)}"
             if op.kind == "wait" and not op.test(value, registers):
-                # Looks that change nothing are left out; one may make it miss what it waits for.
+                # Loads that change nothing are skipped; one may skip the value that it waits for.
                 if good is not None:
                     yield (
                         state.with_thread(t, one._replace(view=raised(one.view, place, at))),
@@ -432,35 +432,35 @@ class Search:
     def _took(
         self, t: int, one: ThreadState, op: Op, place: int, at: int, value: Any, handed: View, pc: int
     ) -> ThreadState:
-        """The thread after it has read."""
-        view, seen, kept = raised(one.view, place, at), one.seen, one.kept
+        """Return the thread after a read."""
+        view, seen, views = raised(one.view, place, at), one.seen, one.views
         if op.order in _ACQUIRING:
             view = joined(view, handed)
-            for kind, where, before in kept:
+            for kind, where, before in views:
                 if (kind, where) == ("acquire", place):
                     view = joined(view, before)
-            kept = tuple(row for row in kept if row[:2] != ("acquire", place))
+            views = tuple(row for row in views if row[:2] != ("acquire", place))
         elif joined(view, handed) != view:
             seen = joined(seen, handed) if self._fences[t][pc] else seen
-            before = [row[2] for row in kept if row[:2] == ("acquire", place)]
-            kept = tuple(row for row in kept if row[:2] != ("acquire", place))
-            kept = (*kept, ("acquire", place, joined(handed, *before) if before else handed))
+            before = [row[2] for row in views if row[:2] == ("acquire", place)]
+            views = tuple(row for row in views if row[:2] != ("acquire", place))
+            views = (*views, ("acquire", place, joined(handed, *before) if before else handed))
         registers = self._set(t, one, op.register, value) if op.register else one.registers
-        return one._replace(pc=pc, view=view, seen=seen, kept=self._needed(t, pc, kept), registers=registers)
+        return one._replace(pc=pc, view=view, seen=seen, views=self._needed(t, pc, views), registers=registers)
 
     # ---- views
 
     def _shifted(self, state: State, place: int, at: int) -> State:
-        """Positions of a history from ``at`` on are one higher."""
+        """Return the state with positions of a history from ``at`` on raised by one."""
         return state.with_views(lambda view: shifted(view, place, at), lambda p, i: i + (p == place and i >= at))
 
     def _trimmed(self, state: State) -> State:
-        """Without writes that nobody can read any more, and views of threads that have ended."""
+        """Return the state without unreadable writes and without views of ended threads."""
         nothing: View = ((0,) * len(self._places), 0)
         threads = tuple(
             one
             if one.pc < len(self._ops[t]) or one.later
-            else one._replace(view=nothing, released=nothing, seen=nothing, kept=())
+            else one._replace(view=nothing, released=nothing, seen=nothing, views=())
             for t, one in enumerate(state.threads)
         )
         state = state._replace(threads=threads)
@@ -513,7 +513,7 @@ class Search:
 
 
 def search(threads: Sequence[Thread], **options: Any) -> Searched:
-    """As :class:`Search` says."""
+    """Run a :class:`Search`."""
     return Search(threads, **options).run()
 
 

@@ -1,4 +1,4 @@
-"""Workloads written down row by row, and as JSON for programs that know nothing of this package."""
+"""Workloads from rows, and as JSON for programs that do not import this package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LISTS = ("receives_of", "receives", "sends_of", "sends", "path_of", "path")
 
 @dataclass(frozen=True)
 class ActorRow:
-    """One actor; ``last_bytes`` is ``bytes`` where None, ``receives`` and ``sends`` all its hops in their order."""
+    """One actor; ``last_bytes`` None means ``bytes``, ``receives`` and ``sends`` None all its hops in order."""
 
     chunks: int = 1
     bytes: int = 0
@@ -30,7 +30,7 @@ class ActorRow:
 
 @dataclass(frozen=True)
 class HopRow:
-    """One hop; where ``stream`` is None it has one of its own, with the hop's number."""
+    """One hop; with ``stream`` None it has its own stream, with the hop's number."""
 
     tail: int
     head: int
@@ -47,7 +47,7 @@ class HopRow:
 def workload(
     actors: Sequence[ActorRow], hops: Sequence[HopRow], rates: Sequence[float], engines: Sequence[int] = ()
 ) -> Workload:
-    """The workload of these rows."""
+    """Return the workload of these rows."""
     receives = [_order(row.receives, [hop.head for hop in hops], number) for number, row in enumerate(actors)]
     sends = [_order(row.sends, [hop.tail for hop in hops], number) for number, row in enumerate(actors)]
     actors = [replace(row, last_bytes=row.bytes if row.last_bytes is None else row.last_bytes) for row in actors]
@@ -62,7 +62,7 @@ def workload(
 
 
 def as_json(given: Workload) -> dict[str, Any]:
-    """Plain lists, for ``answers.py``: an object per actor and per hop, with the workload's own names and units."""
+    """Return plain lists for ``answers.py``: an object per actor and per hop, with the workload's names and units."""
     actors, hops = given.actors, given.hops
     rows, ways = _objects(actors), _objects(hops)
     for a, row in enumerate(rows):
@@ -80,14 +80,14 @@ def as_json(given: Workload) -> dict[str, Any]:
 
 
 def _order(wanted: tuple[int, ...] | None, ends: list[int], actor: int) -> list[int]:
-    """The hops that end at ``actor``, in the wanted order."""
-    there = [hop for hop, end in enumerate(ends) if end == actor]
-    assert wanted is None or sorted(wanted) == there, f"{wanted} are not the hops of actor {actor}, {there}"
-    return there if wanted is None else list(wanted)
+    """Return the hops that end at ``actor``, in the wanted order."""
+    present = [hop for hop, end in enumerate(ends) if end == actor]
+    assert wanted is None or sorted(wanted) == present, f"{wanted} are not the hops of actor {actor}, {present}"
+    return present if wanted is None else list(wanted)
 
 
 def _columns(table: Any) -> list[Field[Any]]:
-    """Those with one number for each row."""
+    """Return the columns with one number per row."""
     return [column for column in fields(table) if column.name not in LISTS]
 
 

@@ -1,4 +1,4 @@
-"""The headers that native code and Python share: read as C means them, and a change of one side is noticed."""
+"""The headers that native code and Python share: parsed with C's meaning, and a difference is detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPILER = shutil.which("c++")
 
 
 def test_what_is_declared_is_found() -> None:
-    found = parse(
+    declared = parse(
         """
         #define SIZE 0x10  // bytes
         #define NEGATIVE -1
@@ -39,12 +39,12 @@ row* make(const char* name, uint32_t n,
 void stop(void);
         """
     )
-    assert found.constants == {"SIZE": 16, "NEGATIVE": -1, "RED": 0, "GREEN": 4, "BLUE": 5}
-    assert found.numbers("colour", "") == {"red": 0, "green": 4, "blue": 5}
-    assert found.structs["row"].names == ("a", "b", "at", "x", "y", "call", "text")
-    assert [c.sizeof(kind) for _, kind in found.structs["row"].fields] == [8, 16, 8, 8, 8, 8, 16]
-    assert found.structs["wire"].wire().format == "<IQ"
-    assert found.functions == {"make": (c.c_void_p, [c.c_char_p, c.c_uint32, c.c_void_p]), "stop": (None, [])}
+    assert declared.constants == {"SIZE": 16, "NEGATIVE": -1, "RED": 0, "GREEN": 4, "BLUE": 5}
+    assert declared.numbers("colour", "") == {"red": 0, "green": 4, "blue": 5}
+    assert declared.structs["row"].names == ("a", "b", "at", "x", "y", "call", "text")
+    assert [c.sizeof(kind) for _, kind in declared.structs["row"].fields] == [8, 16, 8, 8, 8, 8, 16]
+    assert declared.structs["wire"].wire().format == "<IQ"
+    assert declared.functions == {"make": (c.c_void_p, [c.c_char_p, c.c_uint32, c.c_void_p]), "stop": (None, [])}
 
 
 @pytest.mark.parametrize("text", ["struct s { point at; };", "struct s { int bits : 3; };", "enum e { A = 1 << 2 };"])
@@ -71,8 +71,8 @@ def test_a_compiler_lays_structs_out_in_the_same_way(tmp_path: Path) -> None:
     source.write_text(f"#include <cstddef>\n#include <cstdio>\n{includes}int main() {{ {' '.join(lines)} }}\n")
     assert COMPILER is not None
     subprocess.run([COMPILER, f"-I{DIRECTORY}", source, "-o", tmp_path / "layout"], check=True, timeout=120)
-    said = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True, timeout=60).stdout
-    assert said.splitlines() == wanted
+    output = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert output.splitlines() == wanted
     assert len(wanted) > 15
 
 

@@ -1,4 +1,4 @@
-"""The native kernels give the bits that NumPy and ml_dtypes give."""
+"""The native kernels give the same bits as NumPy and ml_dtypes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ try:
 except UnsupportedError as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
-# NaN, infinity and overflow are here on purpose.
+# The tests use NaN, infinity and overflow on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 NARROW = [name for name, row in DTYPES.items() if row.rounds_once]
@@ -28,7 +28,7 @@ SERVED = [(name, base) for name, row in DTYPES.items() for base in OP_CODES if r
 
 
 def combined(base: str, *sources: Array, own: int = -1, scale: float = 1.0, divisor: int = 1) -> Array:
-    """What ``blink_combine`` makes of arrays of one type and length."""
+    """Return the result of ``blink_combine`` for arrays of one type and length."""
     result = np.zeros_like(sources[0])
     code = LIBRARY.blink_combine(
         DTYPE_CODES[sources[0].dtype.name],
@@ -47,13 +47,13 @@ def combined(base: str, *sources: Array, own: int = -1, scale: float = 1.0, divi
 
 
 def defined(row: DType, base: str, *sources: Array, own: int = -1, scale: float = 1.0, divisor: int = 1) -> Array:
-    """The same by the definition."""
+    """Return the same result by the definition."""
     scales = [row.scalar(scale) if number == own else None for number in range(len(sources))]
     return fold(row, OPS[base], sources, scales, divisor)
 
 
 def assert_same_bits(got: Array, wanted: Array) -> None:
-    """Every bit, except that a NaN is as good as another."""
+    """Compare every bit, but treat all NaNs as equal."""
     if element_type(got.dtype).kind == "float":
         numbers = wanted == wanted
         assert np.array_equal(got == got, numbers)
@@ -63,7 +63,7 @@ def assert_same_bits(got: Array, wanted: Array) -> None:
 
 
 def random_array(row: DType, count: int, seed: int) -> Array:
-    """Any bits at all, except that a bool is 0 or 1."""
+    """Return random bits; a bool is 0 or 1."""
     random = np.random.default_rng(seed)
     if row.kind == "bool":
         return random.integers(0, 2, count).astype(np.bool_)
@@ -71,7 +71,7 @@ def random_array(row: DType, count: int, seed: int) -> Array:
 
 
 def tame_array(row: DType, count: int, seed: int) -> Array:
-    """Numbers whose sums and products stay finite, but are rounded."""
+    """Return numbers whose sums and products stay finite, but need rounding."""
     if row.kind != "float":
         return random_array(row, count, seed)
     return np.random.default_rng(seed).normal(size=count).astype(row.storage)
@@ -160,7 +160,7 @@ def test_rounding_of_every_code_times_a_scale(name: str, scale: float) -> None:
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_every_tie_that_two_numbers_make(name: str) -> None:
-    """A number and half of the step to the next, and a little more and less: the native test compares levels only."""
+    """Numbers with half of the step to the next, a little more and less; the native test compares only levels."""
     row = element_type(name)
     values = every_code(row).astype(np.float64)
     values = np.unique(values[np.isfinite(values) & (values > 0)])
@@ -174,7 +174,7 @@ def test_every_tie_that_two_numbers_make(name: str) -> None:
             assert_same_bits(combined("sum", *signed), defined(row, "sum", *signed))
 
 
-#: Prints the level and a digest of results of every type and operation, without those that are NaN.
+#: Prints the level and a digest of the results of every type and operation, without NaNs.
 DIGEST = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])

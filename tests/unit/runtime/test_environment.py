@@ -1,4 +1,4 @@
-"""Which rank is this? Launchers' variables, whole, half, contradicting and absent."""
+"""Rank, size and store from launchers' variables: complete, incomplete, contradictory and absent."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def nowhere(variable: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "found"),
+    ("environ", "place"),
     [
         ({**BLINK, "BLINK_STORE": "tcp://a:1"}, Launch(1, 4, "blink", "tcp://a:1", "")),
         ({**BLINK, "BLINK_LOCAL_RANK": "0", "BLINK_LOCAL_WORLD_SIZE": "2"}, Launch(1, 4, "blink", None, "")),
-        (TORCHRUN, Launch(2, 4, "torchrun", "torchrun://node7:29500", "run/3")),  # a store that its agent serves
-        (PMI, Launch(1, 3, "pmi", None, "")),  # says nothing of the host
+        (TORCHRUN, Launch(2, 4, "torchrun", "torchrun://node7:29500", "run/3")),  # the agent serves the store
+        (PMI, Launch(1, 3, "pmi", None, "")),  # PMI does not name the host
     ],
 )
-def test_a_launcher_says_it_all(environ: dict[str, str], found: Launch) -> None:
-    assert launch(environ, launcher) == found
+def test_a_launcher_says_it_all(environ: dict[str, str], place: Launch) -> None:
+    assert launch(environ, launcher) == place
 
 
 def test_torchs_variables_by_hand_mean_rank_0s_store() -> None:
@@ -60,18 +60,18 @@ def test_torchs_variables_by_hand_mean_rank_0s_store() -> None:
 
 def test_mpi_on_one_host_meets_in_the_launchers_directory() -> None:
     for environ, name in ((OPENMPI, "openmpi"), (MPICH, "mpich")):
-        found = launch({**environ, **RUNTIME}, launcher)
-        assert found.launcher == name
+        place = launch({**environ, **RUNTIME}, launcher)
+        assert place.launcher == name
         base = f"file:///tmp/blink-{os.geteuid()}/job-{namespace('pid')}-4711-99-"
-        assert found.store_url.startswith(base)
-        assert found == launch({**environ, **RUNTIME}, launcher)
+        assert place.store_url.startswith(base)
+        assert place == launch({**environ, **RUNTIME}, launcher)
 
 
 def test_ranks_that_mpi_started_on_several_hosts_ask_mpi() -> None:
-    there = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    assert launch({**OPENMPI, **there}, launcher).store_url == "mpi://"
+    local = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    assert launch({**OPENMPI, **local}, launcher).store_url == "mpi://"
     assert launch({**MPICH, "MPI_LOCALNRANKS": "1"}, launcher).store_url == "mpi://"
-    assert launch({**OPENMPI, **there, "BLINK_STORE": "tcp://a:1"}, launcher).store_url == "tcp://a:1"
+    assert launch({**OPENMPI, **local, "BLINK_STORE": "tcp://a:1"}, launcher).store_url == "tcp://a:1"
 
 
 def test_ranks_of_one_job_agree_on_the_directory() -> None:
@@ -106,18 +106,18 @@ def test_blink_goes_before_torchrun_before_mpi_before_slurm() -> None:
 
 
 def test_slurm_on_one_node() -> None:
-    found = launch({**SLURM, **RUNTIME}, launcher)
-    assert (found.rank, found.world_size) == (1, 3)
-    assert found.store_url.startswith("file:///")
-    assert found.job_id == "1042/7"
+    place = launch({**SLURM, **RUNTIME}, launcher)
+    assert (place.rank, place.world_size) == (1, 3)
+    assert place.store_url.startswith("file:///")
+    assert place.job_id == "1042/7"
 
 
 def test_slurm_on_several_nodes_meets_at_the_first() -> None:
     nodes = {"SLURM_STEP_NODELIST": "gpu[03-05]", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_STEP_NUM_TASKS": "5"}
     urls = set()
     for node in ("0", "1", "2"):
-        found = launch({**SLURM, **nodes, "SLURM_NODEID": node, "SLURM_LOCALID": "0"}, launcher)
-        urls.add(found.store_url)
+        place = launch({**SLURM, **nodes, "SLURM_NODEID": node, "SLURM_LOCALID": "0"}, launcher)
+        urls.add(place.store_url)
     (url,) = urls
     assert url.startswith("tcp://gpu03:")
     assert 61440 <= int(url.rpartition(":")[2]) <= 65535
@@ -172,10 +172,10 @@ def test_what_is_wrong_is_named(environ: dict[str, str], named: str) -> None:
     ],
 )
 def test_where_no_store_follows_the_error_says_how_to_name_one(environ: dict[str, str], find: FindLauncher) -> None:
-    found = launch(environ, find)
-    assert found.store_url is None
+    place = launch(environ, find)
+    assert place.store_url is None
     with pytest.raises(LaunchError) as raised:
-        store_of(found)
+        store_of(place)
     assert "BLINK_STORE=tcp://HOST:PORT" in str(raised.value)
     assert store_of(launch({**environ, "BLINK_STORE": "file:///x"}, find)) == "file:///x"
 
@@ -215,7 +215,7 @@ def test_in_a_namespace_of_ones_own_there_is_no_launcher(tmp_path: Path) -> None
     assert nearest_without("RANK", tmp_path / "absent") is None
 
 
-# ---- How long a wait may last -------------------------------------------------------------------------------------
+# ---- Timeouts ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("text", "seconds"), [(None, DEFAULT_TIMEOUT_S), ("", 300.0), ("7", 7.0), ("0.25", 0.25),

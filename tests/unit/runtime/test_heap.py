@@ -1,4 +1,4 @@
-"""Shared arrays: ordinary arrays, on memory that is private, zero when new, and given back with the last of them."""
+"""Shared arrays: ordinary arrays on private memory, zero when new, and freed with the last reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def heap() -> Iterator[Heap]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_blocks_never_overlap_and_everything_comes_back(heap: Heap, seed: int) -> None:
-    """Against a plain list of blocks."""
+    """Compare with a plain list of blocks."""
     random = Random(seed)
     held: list[tuple[int, int]] = []
     for _ in range(200):
@@ -90,7 +90,7 @@ def test_large_blocks_are_taken_at_once_in_huge_pages() -> None:
 
 
 def huge_page_bytes(address: int) -> int:
-    """Of the mapping that begins at ``address``."""
+    """Bytes in huge pages of the mapping that begins at ``address``."""
     of_mapping = Path("/proc/self/smaps").read_text().split(f"\n{address:x}-")[1]
     return int(of_mapping.split("ShmemPmdMapped:")[1].split()[0]) << 10
 
@@ -139,7 +139,7 @@ def test_views_keep_the_memory_and_the_last_gives_it_back() -> None:
 
 
 def test_a_block_may_come_back_in_the_middle_of_an_allocation(heap: Heap) -> None:
-    """The collector gives arrays in cycles back whenever Python allocates, also while this thread holds the lock."""
+    """The collector frees arrays in cycles whenever Python allocates, also while this thread holds the lock."""
     first, second = heap.allocate(PAGE), heap.allocate(PAGE)
     with heap._lock:
         collector = threading.Thread(target=heap.release, args=(first, PAGE), daemon=True)

@@ -1,4 +1,4 @@
-"""A bundle serves what Python serves, alike on both sides of one call; and whatever lies in its place is no danger."""
+"""A bundle runs the same calls as Python, also when both are mixed in one call; invalid files are harmless."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(directory: Path) -> Iterator[Callable[[int], int]]:
-    """Opens the bundle for so many ranks."""
+    """Open the bundle for this number of ranks."""
     library, handles = native.load(), []
 
     def open_it(ranks: int) -> int:
@@ -70,7 +70,7 @@ def opened(directory: Path) -> Iterator[Callable[[int], int]]:
 def run_by_bundle(
     bundle: int, end: Endpoint, call: CollectiveCall, crosses: bool, send: int | None, receive: int | None
 ) -> None:
-    """What a program without Python does."""
+    """Run a call as a program without Python."""
     library, error = native.load(), native.Error()
     row, op = element_type(call.dtype), operation(call.op)
     request = Request(CODES[call.collective], call.root, call.elements, DTYPE_CODES[row.name], op.code, int(crosses))
@@ -85,21 +85,21 @@ def run_by_bundle(
 def run_by_python(
     end: Endpoint, call: CollectiveCall, world: int, crosses: bool, send: int | None, receive: int | None
 ) -> None:
-    """What a group of Python does."""
+    """Run a call as a group of Python."""
     op = chosen_op(end, call, built_in(world), Crossing.MEASURED if crosses else Crossing.NEVER, Area())
     op.run(send, receive, 20_000_000)
     op.close()
 
 
 def sizes(name: str, world: int) -> list[int]:
-    """Elements of float32 per block on both sides of every limit of the table, and a few in chunks."""
+    """Return counts of float32 per block on both sides of every limit of the table, and a few with several chunks."""
     blocks = with_ends(name, world).total_blocks()
     limits = [row.below // (4 * blocks) for row in built_in(world).rows[name] if row.below <= 4 << 20]
     return [0, 1, *(limit + beside for limit in limits for beside in (-1, 0, 1)), 200_000 // blocks]
 
 
 def differs(bundle: int, ends: list[Endpoint], call: CollectiveCall, crosses: bool) -> str | None:
-    """Every other rank makes the call by the bundle, the others as Python does."""
+    """Run the call by the bundle on every other rank, and by Python on the others; return the first difference."""
     world = len(ends)
     coll = call.among(world)
     inputs = make_inputs(coll, call.elements, call.dtype, op=call.op)
@@ -149,7 +149,7 @@ def test_a_bundle_knows_its_segment_and_what_it_lacks(opened: Callable[[int], in
             assert message in error.text
 
 
-# ---- blocks of several lengths
+# ---- blocks of different lengths
 
 
 @native.HEADER.layout("blink_blocks")
@@ -158,7 +158,7 @@ class Blocks(c.Structure):
 
 
 def scattered(lengths: list[int], random: Random) -> tuple[list[int], int]:
-    """Where blocks of these lengths begin, in any order and with gaps, and how much they take in all."""
+    """Return offsets of blocks of these lengths, in any order and with gaps, and the total length."""
     places, end = [0] * len(lengths), random.randint(0, 3)
     for block in random.sample(range(len(lengths)), len(lengths)):
         places[block] = end
@@ -167,7 +167,7 @@ def scattered(lengths: list[int], random: Random) -> tuple[list[int], int]:
 
 
 class Side:
-    """A rank's input or output: its blocks anywhere in a buffer of int32."""
+    """A rank's input or output: its blocks at any place in a buffer of int32."""
 
     def __init__(self, lengths: list[int], random: Random) -> None:
         self.lengths = lengths
@@ -234,8 +234,8 @@ def test_blocks_that_make_no_sense_are_refused(opened: Callable[[int], int]) -> 
             target, at, source, zero = row(*lengths), row(*places), row(4, 0), row(0, 0)
             blocks = Blocks(*map(c.addressof, (source, zero, target, at)))
             request = Request(CODES["allgather"], 0, 4, DTYPE_CODES["int32"], 0, 0)
-            asked = (bundle, ends[0].handle, c.byref(request), c.byref(blocks), c.byref(error))
-            assert not library.blink_bundle_op_of_blocks(*asked)
+            arguments = (bundle, ends[0].handle, c.byref(request), c.byref(blocks), c.byref(error))
+            assert not library.blink_bundle_op_of_blocks(*arguments)
             assert message in error.text
 
 
@@ -327,9 +327,9 @@ def test_another_table_is_another_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_long_work_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = iter(range(100))
     monkeypatch.setattr(host_bundle.time, "monotonic", lambda: next(now))
-    told = host_bundle._progress()
+    report = host_bundle._progress()
     for done in range(6):
-        told(done, 6)
+        report(done, 6)
     assert "made 4 of 6 plans" in caplog.text
 
 

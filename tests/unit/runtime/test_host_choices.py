@@ -1,4 +1,4 @@
-"""Every choice can be run: its algorithm serves the collective, and its messages fit into a segment."""
+"""Every row of the table works: its algorithm supports the collective, and its messages fit into a segment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def choose(name: str, nbytes: int, ranks: int, crossing: Crossing = Crossing.NEV
     return built_in(ranks).choose(name, nbytes, crossing)
 
 
-#: S in bytes: powers of two, and one element beside each.
+#: S in bytes: powers of two, and one element more and less.
 SIZES = [2**power + beside for power in range(0, 31, 3) for beside in (-1, 0, 1)]
 
 
@@ -62,7 +62,7 @@ def crossed(name: str, nbytes: int, crossing: Crossing = Crossing.MEASURED) -> l
 
 @pytest.mark.parametrize(("name", "moves"), [("broadcast", 1), ("gather", 2), ("scatter", 2)])
 def test_both_of_two_ranks_copy_what_goes_one_way(name: str, moves: int) -> None:
-    """Each every other chunk, so there must be two of them in the one block that moves: S, or half of it."""
+    """Each rank copies every other chunk, so the moved block (S, or half of it) must have two chunks."""
     for nbytes in (128 << 10, 1 << 20, 2 << 20, 64 << 20):
         for row in choose(name, nbytes, 2, Crossing.WHEREVER_POSSIBLE):
             assert row.copied

@@ -1,4 +1,4 @@
-"""A host's table: measured rows serve exactly where they were measured, and only if all ranks have them."""
+"""A host's table: measured rows serve exactly their measured ranges, and only if all ranks have them."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def cell(name="allreduce", least=1 << 10, below=1 << 20, ways=(RING,), ranks=2, 
 @given(st.sampled_from(sorted(COLLECTIVES)), st.integers(2, 9), LIMITS, st.data())
 @examples(200)
 def test_ranges_serve_where_they_were_measured_and_nowhere_else(name, ranks, limits, data):
-    found = [
+    cells = [
         cell(name, least, below, (msgspec.structs.replace(RING, chunk_bytes=64 << place), COPIES), ranks)
         for place, (least, below) in enumerate(zip(limits[::2], limits[1::2], strict=False))
     ]
-    base, table = built_in(ranks), built_in(ranks).measured(data.draw(st.permutations(found)), "a file")
+    base, table = built_in(ranks), built_in(ranks).measured(data.draw(st.permutations(cells)), "a file")
     sizes = {size + beside for size in (*limits, *(row.below for row in base.rows[name])) for beside in (-1, 0, 1)}
     for size in (size for size in sizes if 0 <= size < NO_LIMIT):
         for crossing in Crossing:
-            there = [one for one in found if one.least <= size < one.below]
+            cover = [one for one in cells if one.least <= size < one.below]
             got = table.choose(name, size, crossing)
-            if not there:
+            if not cover:
                 assert got == base.choose(name, size, crossing)
                 continue
-            wanted = [way for way in there[0].times[0].ways if way.copied or crossing is not Crossing.WHEREVER_POSSIBLE]
+            wanted = [way for way in cover[0].times[0].ways if way.copied or crossing is not Crossing.WHEREVER_POSSIBLE]
             wanted = [way for way in wanted if not way.copied or crossing is not Crossing.NEVER]
             assert [(way.algorithm, way.copied) for way in got] == [(way.algorithm, way.copied) for way in wanted]
     for other in set(COLLECTIVES) - {name}:
@@ -101,6 +101,8 @@ def test_a_file_of_the_format_before_is_ignored_with_a_line(write, caplog):
     assert table_for(2) is built_in(2)
     assert caplog.messages == [f"{path}: its format is 1, this version reads 2; it is ignored: run blink tune"]
 
+    """Rank 0 of two; the other one has the table ``theirs``."""
+
 
 class Pair:
     """Rank 0 of two; the other one has ``theirs``."""
@@ -125,9 +127,9 @@ def test_all_ranks_have_it_or_none_goes_by_it(caplog):
     assert agreed(Pair(same), Crossing.MEASURED, own) == (Crossing.MEASURED, own)
     assert agreed(Pair(same, crosses=False), Crossing.MEASURED, own) == (Crossing.NEVER, own)
     assert not caplog.records
-    for theirs in (other, built_in(2)):
-        assert agreed(Pair(theirs), Crossing.NEVER, own)[1] is built_in(2)
-        assert agreed(Pair(own), Crossing.NEVER, theirs)[1] is built_in(2)
+    for table in (other, built_in(2)):
+        assert agreed(Pair(table), Crossing.NEVER, own)[1] is built_in(2)
+        assert agreed(Pair(own), Crossing.NEVER, table)[1] is built_in(2)
     assert "ranks have read different tables (rank 0: here)" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Which message goes into which receive: against a plain search, in random orders."""
+"""Assignment of messages to receives, compared with a plain search, in random orders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_whom_somebody_waits_for() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_every_message_of_a_lane_arrives_once_and_in_order(seed: int) -> None:
-    """Sources send in order; receives come in any order. Per source and tag contents come out as they went in."""
+    """Sources send in order, receives come in any order; contents stay in order per source and tag."""
     random = Random(seed)
     matching = Matching()
     lanes = [(source, tag) for source in range(3) for tag in range(2)]
@@ -68,18 +68,18 @@ def test_every_message_of_a_lane_arrives_once_and_in_order(seed: int) -> None:
                 got[source, tag].append(content)
         else:
             receive = Receive(random.choice((None, 0, 1, 2)), random.choice((0, 1)))
-            there = matching.post(receive)
-            if there is None:
+            message = matching.post(receive)
+            if message is None:
                 waiting[id(receive)] = receive
             else:
-                source, content = there
+                source, content = message
                 assert receive.source in (None, source)
                 got[source, receive.tag].append(content)
-        # Nothing that fits is left apart.
+        # No receive accepts a message that was set aside.
         for source, messages in matching.aside.items():
             assert not any(receive.fits(source, tag) for tag, _ in messages for receive in matching.posted)
     assert set(map(id, matching.posted)) == set(waiting)
     for lane in lanes:
         source, tag = lane
-        left = [content for kept, content in matching.aside.get(source, ()) if kept == tag]
+        left = [content for other, content in matching.aside.get(source, ()) if other == tag]
         assert got[lane] + left == sent[lane]

@@ -1,5 +1,5 @@
-"""Failures between hosts: a monitor names ranks that keep others waiting, and hosts that do not reach each other are
-named on all ranks, with the same words.
+"""Failures between hosts: a monitor names the ranks that others wait for, and hosts without a path between them are
+named on all ranks, with the same text.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ HOSTS = Hosts.of("aabc")
 
 
 def checked(addresses: list[str], changed: Callable[[int, RankPlace], RankPlace] = lambda _, place: place) -> list[str]:
-    """What each rank, a thread, says, if others see the places as ``changed`` has them."""
-    given: list[bytes] = [b""] * HOSTS.size
+    """Return the error of each rank, a thread, if the others get the places that ``changed`` returns."""
+    words_of: list[bytes] = [b""] * HOSTS.size
     met = threading.Barrier(HOSTS.size, timeout=10)
 
     def said(rank: int) -> str:
@@ -33,9 +33,9 @@ def checked(addresses: list[str], changed: Callable[[int, RankPlace], RankPlace]
             place = msgspec.msgpack.decode(mine)
             if "port" in place:
                 mine = msgspec.msgpack.encode(changed(rank, msgspec.convert(place, RankPlace)))
-            given[rank] = mine
+            words_of[rank] = mine
             met.wait()
-            words = list(given)
+            words = list(words_of)
             met.wait()
             return words
 
@@ -59,16 +59,16 @@ def test_hosts_that_reach_each_other_are_fine(address: str) -> None:
 def test_who_does_not_reach_whom_is_said_by_all() -> None:
     with socket.create_server((ADDRESS, 0)) as closed:
         port = closed.getsockname()[1]
-    found = checked(
+    texts = checked(
         [ADDRESS] * 4, lambda rank, place: msgspec.structs.replace(place, port=port) if rank == 3 else place
     )
-    assert found[1:] == found[:-1]
+    assert texts[1:] == texts[:-1]
     for rank in (0, 2):
-        assert f"rank {rank} ({ADDRESS} on " in found[0]
-    assert found[0].count(f"cannot connect to rank 3 ({ADDRESS} on ") == 2
-    assert "Connection refused" in found[0]
-    assert "GLOO_SOCKET_IFNAME" in found[0]
-    assert "rank 1 " not in found[0], "not the first of its host"
+        assert f"rank {rank} ({ADDRESS} on " in texts[0]
+    assert texts[0].count(f"cannot connect to rank 3 ({ADDRESS} on ") == 2
+    assert "Connection refused" in texts[0]
+    assert "GLOO_SOCKET_IFNAME" in texts[0]
+    assert "rank 1 " not in texts[0], "not the first of its host"
 
 
 def test_a_packet_that_vanishes_is_not_waited_for_to_the_deadline() -> None:
@@ -79,26 +79,26 @@ def test_a_packet_that_vanishes_is_not_waited_for_to_the_deadline() -> None:
             each.setblocking(False)
             each.connect_ex((ADDRESS, port))
         began = time.monotonic()
-        found = checked(
+        texts = checked(
             [ADDRESS] * 4, lambda rank, place: msgspec.structs.replace(place, port=port) if rank == 3 else place
         )
         for each in waiting:
             each.close()
     assert time.monotonic() - began < 5
-    assert found[0].count(f"cannot connect to rank 3 ({ADDRESS} on ") == 2
-    assert found[0].count("no answer within 0.3 s") == 2
+    assert texts[0].count(f"cannot connect to rank 3 ({ADDRESS} on ") == 2
+    assert texts[0].count("no answer within 0.3 s") == 2
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
 def test_an_address_that_is_not_the_hosts_own_is_named(address: str) -> None:
-    found = checked([ADDRESS, ADDRESS, ADDRESS, address])
-    assert found[1:] == found[:-1]
-    assert f"rank 3 ({address} on " in found[0]
-    assert "cannot listen there: " in found[0]
+    texts = checked([ADDRESS, ADDRESS, ADDRESS, address])
+    assert texts[1:] == texts[:-1]
+    assert f"rank 3 ({address} on " in texts[0]
+    assert "cannot listen there: " in texts[0]
 
 
 class Meetings:
-    """A bootstrap of three ranks whose meetings the test holds: rank 0 is here, the others say ``words``."""
+    """A bootstrap of three ranks with meetings under the test's control: rank 0 is real, the others send ``words``."""
 
     peers = (None,) * 3
 
@@ -117,7 +117,7 @@ class Meetings:
 def test_who_keeps_an_agreement_waiting_is_named_and_never_the_rank_that_waits(
     held: bool, missing: tuple[int, ...]
 ) -> None:
-    """Also where no meeting has ended since: a rank that imports a large library may hold up its monitor."""
+    """Also without a meeting since: a rank that imports a large library may delay its monitor."""
     meetings = Meetings(Word(agreements=1), Word())
     monitor = Monitor(meetings, 0, lambda cause: None)
     if not held:

@@ -1,4 +1,4 @@
-"""A cache of plans answers with what was put, or not at all."""
+"""A cache of plans returns the stored program, or none."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_the_files_not_used_for_longest_go_first(directory: Path) -> None:
     for age, one in enumerate(keys[:3]):
         cache.put(one, plan(one))
         os.utime(directory / f"{one.digest}.json", (1000 + age, 1000 + age))
-    assert cache.get(keys[0]) is not None  # used now
+    assert cache.get(keys[0]) is not None  # marks it as used
     cache.put(keys[3], plan(keys[3]))
     assert [cache.get(one) is not None for one in keys] == [True, False, True, True]
     PlanCache(directory, max_bytes=size - 1).put(keys[1], plan(keys[1]))
@@ -149,7 +149,7 @@ def test_a_directory_that_cannot_be_is_no_error(tmp_path: Path, caplog: pytest.L
         for _ in range(3):
             assert cache.get(key()) is None
             cache.put(key(), plan(key()))
-    assert 1 <= len(caplog.records) <= 2  # it cannot be read, it cannot be written
+    assert 1 <= len(caplog.records) <= 2  # one for reading, one for writing
 
 
 def test_a_directory_that_others_may_write_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

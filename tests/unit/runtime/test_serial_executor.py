@@ -1,4 +1,4 @@
-"""Calls in the order in which they were handed in, on one thread."""
+"""Calls run in the order of submission, on one thread."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_close_without_work_and_from_its_own_thread() -> None:
 
 
 class Steps:
-    """A call by steps that can end when ``ready``, and says where it goes on."""
+    """A call in steps that can end when ``ready``, and records the threads of its steps."""
 
     def __init__(self, log: list[tuple[str, int]], name: str) -> None:
         self.log, self.name = log, name
@@ -133,7 +133,7 @@ def test_the_thread_finishes_calls_by_steps_before_what_is_submitted_after_them(
     first, second = Steps(log, "first"), Steps(log, "second")
     executor.start(first)
     between = executor.submit(lambda: log.append(("between", 0)))
-    executor.start(second)  # behind another call: one of the thread's
+    executor.start(second)  # behind another call, so it runs on the thread
     threading.Timer(0.05, first.ready.set).start()
     second.ready.set()
     between.result(WAIT_S)
@@ -163,6 +163,6 @@ def test_nothing_of_a_call_is_kept_once_it_is_done(executor: SerialExecutor) -> 
     watched = weakref.ref(held)
     executor.submit(lambda held=held: None).result(WAIT_S)
     del held
-    executor.submit(lambda: None).result(WAIT_S)  # the thread is past the first by now
+    executor.submit(lambda: None).result(WAIT_S)  # now the thread has finished the first
     gc.collect()
     assert watched() is None

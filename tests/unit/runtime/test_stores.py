@@ -1,4 +1,4 @@
-"""Every kind of store keeps the same promises; each refuses what could harm it."""
+"""Every kind of store has the same guarantees, and rejects input that could harm it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def torch_store() -> Store:
 
 @pytest.fixture(params=["file", "tcp", pytest.param("torch", marks=needs("torch")), "memory"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Store]]:
-    """One store, as two ranks see it."""
+    """One store, from the view of two ranks."""
     if request.param == "file":
         yield FileStore(tmp_path / "a" / "store"), FileStore(tmp_path / "a" / "store")
     elif request.param in ("torch", "memory"):
@@ -213,7 +213,7 @@ def test_what_is_no_request_ends_a_connection_and_disturbs_nobody(
 ) -> None:
     monkeypatch.setattr("blinkccl.runtime.store._Handler.timeout", 0.2)
     with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
-        with suppress(ConnectionError):  # sent away before it had said all
+        with suppress(ConnectionError):  # disconnected before its request was complete
             stranger.sendall(garbage)
         client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
         client.set("key", b"value")
@@ -222,7 +222,7 @@ def test_what_is_no_request_ends_a_connection_and_disturbs_nobody(
 
 
 def heard(connection: socket.socket) -> bytes:
-    """All that comes until the other end hangs up, in whatever way."""
+    """All bytes until the other end closes the connection in any way."""
     received = b""
     with suppress(ConnectionResetError):
         while part := connection.recv(1000):
@@ -249,7 +249,7 @@ def test_strangers_do_not_take_all_threads(server: TcpStore, monkeypatch: pytest
     most = threading.active_count() + 3
     monkeypatch.setattr("blinkccl.runtime.store.MAX_THREADS", most)
     crowd = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(10)]
-    crowd[-1].settimeout(2)  # a request that does not come is waited for longer
+    crowd[-1].settimeout(2)  # the server waits longer for an incomplete request
     assert heard(crowd[-1]) == b""
     assert threading.active_count() <= most
     for connection in crowd:
@@ -257,7 +257,7 @@ def test_strangers_do_not_take_all_threads(server: TcpStore, monkeypatch: pytest
 
 
 def test_a_taken_port_is_an_error_that_names_it_and_tells_who_serves_there(server: TcpStore) -> None:
-    """A store at a port that it took freely is found by nobody who does not know it."""
+    """Only ranks that know it find a store at a port that the system chose."""
     with pytest.raises(LaunchError, match=f"rank 0 cannot serve the store at 127.0.0.1:{server.port}"):
         TcpStore("127.0.0.1", server.port, rank=0, deadline=soon())
     with pytest.raises(PlanMismatchError, match="rank 0 is claimed by process"):
@@ -265,7 +265,7 @@ def test_a_taken_port_is_an_error_that_names_it_and_tells_who_serves_there(serve
 
 
 def test_a_process_may_serve_again_where_it_served() -> None:
-    """A program that catches the error of a first try, or has closed its communicator, begins anew."""
+    """A program retries after an error, or after it has closed its communicator."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     first = TcpStore("127.0.0.1", port, rank=0, deadline=soon())
@@ -318,16 +318,16 @@ def test_what_is_no_store_of_ours_is_named() -> None:
 
 
 def test_a_rank_of_another_version_is_told_and_told_of(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else its request holds: the version, the rank, and who it is stand in the same place for ever."""
+    """Version, rank and sender are at fixed places of every request."""
     server.check_callers()
     line = b"BLINKST9 3 process%207%20on%20host-b%20with%20version%202.0 ? anything at all 12\n"
     with socket.create_connection(("127.0.0.1", server.port), 10) as other:
         other.sendall(line)
         status, _, text = heard(other).partition(b"\n")
     assert status.split() == [MAGIC.encode(), b"!", str(len(text)).encode()]
-    said = f"process {os.getpid()} on .* speaks {MAGIC} .* rank 3 .process 7 on host-b with version 2.0. BLINKST9"
-    assert re.search(said, text.decode())
-    with pytest.raises(PlanMismatchError, match=said):
+    message = f"process {os.getpid()} on .* speaks {MAGIC} .* rank 3 .process 7 on host-b with version 2.0. BLINKST9"
+    assert re.search(message, text.decode())
+    with pytest.raises(PlanMismatchError, match=message):
         server.check_callers()
     monkeypatch.setattr("blinkccl.runtime.store.MAGIC", "BLINKST9")
     assert server._server is not None
@@ -338,12 +338,12 @@ def test_a_rank_of_another_version_is_told_and_told_of(server: TcpStore, monkeyp
 
 @pytest.mark.parametrize("met", [False, True])
 def test_two_ranks_0_that_serve_find_each_other(server: TcpStore, monkeypatch: pytest.MonkeyPatch, met: bool) -> None:
-    """The second serves at its own host, though the ranks were told another; a job that goes on is not disturbed."""
+    """The second serves at its own host, though the ranks have another address; a running job is not disturbed."""
     if met:
         server.all_came()
     monkeypatch.setattr("blinkccl.runtime.store.is_local", lambda host: False)
     second = TcpStore("127.0.0.2", 0, rank=0, deadline=soon())
-    second.check_callers()  # it reaches itself
+    second.check_callers()  # its own connection works
     second.serves_at("127.0.0.1")
     second.port, second._next_look = server.port, 0.0
     with pytest.raises(PlanMismatchError, match="rank 0 is claimed by process"):
@@ -426,7 +426,7 @@ def test_torchs_store_served_by_rank_0_and_by_an_agent() -> None:
 
 
 def wait_for(store: Store, key: str, value: bytes) -> None:
-    """torch's set() does not wait until the server has it."""
+    """Wait for the value: torch's set() returns before the server has it."""
     end = soon()
     while store.peek(key) != value:
         assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""BLINK_TIMELINE: ranks write one file, which a strict reader reads after each of them."""
+"""BLINK_TIMELINE: ranks append to one file, which a strict reader accepts after each of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def job(path: Path, store: Path) -> None:
 @pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
 def test_the_ranks_of_a_job_write_one_file_with_arrows_between_them(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    for number in range(2):  # the second job begins it anew
+    for number in range(2):  # the second job overwrites it
         job(path, tmp_path / f"store{number}")
         trace = read_trace(path.read_text())
         assert len(trace.processes) == 2
