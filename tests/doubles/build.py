@@ -1,6 +1,6 @@
 """Builds the test doubles with g++, once per content, into a directory of this checkout that git ignores.
 
-``python tests/doubles/build.py [DIRECTORY]`` prints what it built. Tests call :func:`build`.
+``python tests/doubles/build.py [DIRECTORY]`` prints the built files. Tests call :func:`build`.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 
 @dataclass(frozen=True)
 class Doubles:
-    """Where the built files are."""
+    """Paths of the built files."""
 
-    #: ``libcuda.so.1``, for ``BLINK_CUDA_LIB``; one that is too old, without ``cuDeviceGetUuid_v2``; and one of CUDA
-    #: 11.7, without ``cuLaunchKernelEx`` and ``cuCtxGetDevResource``.
+    #: ``libcuda.so.1``, for ``BLINK_CUDA_LIB``; an old one without ``cuDeviceGetUuid_v2``; and one of CUDA 11.7,
+    #: without ``cuLaunchKernelEx`` and ``cuCtxGetDevResource``.
     cuda: Path
     cuda_old: Path
     cuda_11_7: Path
     #: ``libnccl.so.2``, for ``BLINK_NCCL_LIB``; its directory is for ``LD_LIBRARY_PATH``.
     nccl: Path
-    #: The programs against NCCL's interface; and the scenes as a library, to be opened as Python opens torch.
+    #: The programs that use NCCL's interface; and the scenes as a library, to be opened as Python opens torch.
     client: Path
     ranks: Path
     ranks_library: Path
-    #: What ``BLINK_NVCC`` names: takes nvcc's command line, compiles for this CPU.
+    #: Compiler for ``BLINK_NVCC``: it accepts nvcc's command line, and compiles for this CPU.
     compiler: Path
 
 
 def have_compiler() -> bool:
-    """Say whether the doubles can be built here."""
+    """Return whether the doubles can be built on this system."""
     return sys.platform.startswith("linux") and bool(shutil.which(COMPILER)) and bool(shutil.which(C_COMPILER))
 
 
 def build(directory: Path | None = None, *, sanitizer: str | None = None) -> Doubles:
-    """Build all doubles, into ``build/doubles/<content>`` if nothing else is said, and say where they are.
+    """Build all doubles into ``directory``, by default ``build/doubles/<content>``, and return their paths.
 
-    ``sanitizer``: ``address``, ``thread`` or ``undefined``; the program that loads the libraries must be built with it
-    too, as the client is. RuntimeError, with the compiler's words, if a file does not compile.
+    ``sanitizer``: ``address``, ``thread`` or ``undefined``; a program that loads the libraries must be built with it
+    too, as the client is. Raises RuntimeError with the compiler's output if a file does not compile.
     """
     sources = sorted(path for path in HERE.rglob("*") if path.suffix in {".cpp", ".c", ".h", ".map", ".py"})
     sources += sorted(SHARED.glob("blink/*.h"))
@@ -76,9 +76,9 @@ def build(directory: Path | None = None, *, sanitizer: str | None = None) -> Dou
 def compile_library(
     sources: Sequence[Path], output: Path, *, flags: Sequence[str] = (), sanitizer: str | None = None
 ) -> Path:
-    """Compile sources into a shared library (``.c`` as C11, others as C++17); the compiler's complaints are errors.
+    """Compile sources into a shared library (``.c`` as C11, others as C++17); warnings are errors.
 
-    ``flags`` go to the compiler where they begin with ``-f``, ``-I`` or ``-D``, else to the linker.
+    ``flags`` that begin with ``-f``, ``-I`` or ``-D`` go to the compiler, others to the linker.
     """
     compiler_flags = [flag for flag in flags if flag.startswith(("-f", "-I", "-D"))]
     objects = _objects(sources, ("-fPIC", *compiler_flags), sanitizer)
@@ -87,7 +87,7 @@ def compile_library(
 
 
 def nvrtc_wheel(directory: Path) -> Path:
-    """Build NVRTC's double as the wheel of CUDA 13.0 has it below site-packages, ``directory``; give the library."""
+    """Build NVRTC's double in ``directory`` as CUDA 13.0's wheel has it in site-packages; return the library."""
     source, place = HERE / "compiler" / "nvrtc.c", directory / "nvidia" / "cu13" / "lib"
     place.mkdir(parents=True)
     for name in ("libnvrtc-builtins.so.13.0", "libnvrtc.so.13"):
@@ -134,7 +134,7 @@ def _build(found: Doubles, sanitizer: str | None) -> None:
 
 
 def _whole(library: str) -> Path:
-    """One file of all sources of a library of doubles: most of a source's time would be the standard headers'."""
+    """Return one file with all sources of a library: the standard headers take most of each source's compile time."""
     sources = sorted((HERE / library).glob("*.cpp"))
     text = "".join(f'#include "{source}"\n' for source in sources)
     content = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
@@ -147,10 +147,10 @@ def _whole(library: str) -> Path:
 
 
 def _objects(sources: Sequence[Path], flags: Sequence[str], sanitizer: str | None) -> list[Path]:
-    """Compile each source once for its content, its headers' and its flags: two at a time."""
+    """Compile each source once for its content, its headers and its flags: two at a time."""
     cache = ROOT / "build" / "doubles" / "objects"
     cache.mkdir(parents=True, exist_ok=True)
-    # Lines of the source are for a sanitizer's reports; without them a quarter of the time is saved.
+    # Line numbers are only for a sanitizer's reports; without them a build takes a quarter less time.
     extra = ("-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all") if sanitizer else ()
     objects, running = [], []
     for source in sources:
@@ -172,7 +172,7 @@ def _objects(sources: Sequence[Path], flags: Sequence[str], sanitizer: str | Non
 
 
 def _headers(source: Path) -> bytes:
-    """What a source may include: the doubles all of theirs and those that they share with Blink, others their own."""
+    """Return a hash of the headers that a source may include: doubles all of theirs and the shared ones, others own."""
     own = HERE in source.parents or source.parent == ROOT / "build" / "doubles"
     headers = sorted([*HERE.rglob("*.h"), *SHARED.glob("blink/*.h")] if own else source.parent.glob("*.h"))
     return hashlib.sha256(b"".join(header.read_bytes() for header in headers)).digest()
@@ -188,7 +188,7 @@ def _link(objects: Sequence[Path], output: Path, flags: Sequence[str], sanitizer
     fresh = output.with_name(f"{output.name}.{os.getpid()}")
     command = [COMPILER, *extra, *map(str, objects), "-o", str(fresh), *flags, "-pthread", "-Wl,--as-needed"]
     _finish(output, subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-    fresh.rename(output)  # in one step: a process that has the old file open keeps it
+    fresh.rename(output)  # atomic: a process that has the old file open keeps it
 
 
 def _finish(what: Path, process: subprocess.Popen[str]) -> None:

@@ -14,7 +14,7 @@
 
 extern "C" void blink_switch_stacks(void** from, void* to);
 
-// What a called function must preserve goes onto the stack that is left, and comes from the other one.
+// Registers that a called function must preserve are pushed onto the old stack and popped from the new one.
 asm(R"(
 .text
 .type blink_switch_stacks, @function
@@ -44,7 +44,7 @@ namespace emulate {
 void Fiber::begin(char* stack, std::size_t bytes, void (*body)()) {
   auto top = (reinterpret_cast<std::uintptr_t>(stack) + bytes) & ~std::uintptr_t{15};
   auto* words = reinterpret_cast<void**>(top);
-  *--words = nullptr;  // where body() would return to; it begins as if it had been called
+  *--words = nullptr;  // the return address of body(), which begins as if it had been called
   *--words = reinterpret_cast<void*>(body);
   for (int registers = 0; registers < 6; ++registers) *--words = nullptr;
   at_ = words;
@@ -79,7 +79,7 @@ namespace blink {
 namespace emulate {
 namespace {
 
-constexpr std::uint64_t kStackEnd = 0x57ac4e4d57ac4e4d;  // nobody may go so far
+constexpr std::uint64_t kStackEnd = 0x57ac4e4d57ac4e4d;  // marks the end of a stack
 
 }  // namespace
 

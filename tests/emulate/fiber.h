@@ -1,4 +1,4 @@
-// Control that goes from stack to stack, without the system, and the stacks.
+// Switches between stacks without the system, and the stacks.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@ class Fiber {
  public:
   // The next switch to it calls body(), which never returns.
   void begin(char* stack, std::size_t bytes, void (*body)());
-  // Goes on with `to`, until somebody switches back.
+  // Continues `to`, until another fiber switches back.
   void switch_to(Fiber& to);
 
  private:
 #if defined(__x86_64__)
-  void* at_ = nullptr;  // its stack, when it does not run
+  void* at_ = nullptr;  // its stack pointer while it is suspended
 #else
   ucontext_t at_;
 #endif
@@ -27,12 +27,12 @@ class Fiber {
 
 constexpr std::size_t kStackBytes = 64 << 10;
 
-// Stacks for all fibers of a run, kept for the next one.
+// Stacks for all fibers of a run, reused by the next one.
 class Stacks {
  public:
-  // That of a fiber, before it begins.
+  // Returns the stack of a fiber before it begins.
   char* of(std::size_t fiber, std::size_t fibers);
-  // Whether it was long enough so far.
+  // Whether the stack has been large enough so far.
   bool held(std::size_t fiber) const;
 
  private:

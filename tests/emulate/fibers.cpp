@@ -82,7 +82,7 @@ bool claim(void* at, Word value) {
   return true;
 }
 
-// The halves of a vector are loads by themselves, in no order.
+// The halves of a vector are separate loads, in any order.
 void load_halves(const char* at, Word (&to)[2]) {
   const uint32_t first = machine->either();
   for (const uint32_t i : {first, first ^ 1}) to[i] = load_relaxed(at + 8 * i);

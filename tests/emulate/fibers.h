@@ -1,9 +1,9 @@
-// The machine that runs everything in one thread of this CPU: a fiber per thread, and a schedule that is drawn from a
-// seed. It goes from thread to thread at meetings, at waits and, as often as the seed wants it, at accesses of memory.
+// The machine that runs everything in one thread of this CPU: a fiber per thread, with a schedule drawn from a seed. It
+// switches threads at meetings, at waits and, as often as the seed determines, at accesses of memory.
 //
-//   schedule.cpp   who goes on, and when nobody can
-//   meetings.cpp   barriers, votes, and threads that go through a line side by side
-//   fibers.cpp     what code for a block asks of it (machine.h)
+//   schedule.cpp   selection of the next thread, and detection of deadlocks
+//   meetings.cpp   barriers, votes, and threads that store a line together
+//   fibers.cpp     the interface for block code (machine.h)
 #pragma once
 
 #include <deque>
@@ -32,20 +32,20 @@ struct Thread {
   bool yes = false, answer = false;
   bool ended = false;
   bool paused = false;
-  bool alone = false;  // its line was not gone through together
+  bool alone = false;  // its octet does not store the line together
   bool starved = false;
-  uint32_t place = 0;  // among those that can run, in their list
+  uint32_t place = 0;  // in the list of runnable threads
 };
 
-// Threads that a converge() has brought together store lines by one instruction each, until one does anything else.
+// Threads that a converge() has joined store lines with one instruction each, until one of them does anything else.
 struct Octet {
   bool together = false;
-  uint32_t arrived = 0;  // a bit each
+  uint32_t arrived = 0;  // one bit per thread
   char* line = nullptr;
   Memory::Line data;
 };
 
-// Where so many of a block's threads meet.
+// A meeting point for a number of the block's threads.
 struct Barrier {
   uint32_t arrived = 0, count = 0;
   Meeting meeting = Meeting::kNone;
@@ -61,8 +61,8 @@ struct Block {
   Thread* threads;
   std::vector<Octet> octets;
   std::array<Barrier, kBarriers> barriers;
-  std::vector<uint32_t> arrived;  // at a meeting of the warp
-  std::vector<uint32_t> gone;     // threads of the warp, of the block, that have ended
+  std::vector<uint32_t> arrived;  // at a meeting of the warp;
+  std::vector<uint32_t> gone;     // threads of the warp, of the block, that have ended;
   std::vector<uint32_t> at_block;  // threads of the warp, of the block, that wait at a barrier
   std::vector<Word> memory;
   std::size_t memory_bytes = 0;
@@ -78,7 +78,7 @@ class Machine {
 
   std::string run();
 
-  // Of the thread that runs.
+  // The running thread.
   Thread& current() { return *current_; }
   void body() {
     body_(current_->block->rank, current_->block->number);
@@ -88,7 +88,7 @@ class Machine {
   bool meet_at(uint32_t barrier, uint32_t count, Meeting meeting, bool yes);
   bool store_of_line(char* at, const Word (&halves)[2]);
   void pause();
-  // Before each access of memory that others see.
+  // Called before each access of memory that other threads can see.
   void access() {
     part();
     step();
@@ -152,14 +152,14 @@ class Machine {
   Thread* current_ = nullptr;
   std::size_t left_ = 0;
   Word time_ns_ = 0;
-  Word quiet_ = 0;      // looks of waiting threads since something happened
-  Word changed_at_ = 0;  // the memory's time then
+  Word quiet_ = 0;      // polls of waiting threads since the last progress;
+  Word changed_at_ = 0;  // the memory's time at that progress
   uint32_t leaps_ = 0;
   bool told_stuck_ = false;
   std::string finding_;
 };
 
-// The one that runs.
+// The current machine.
 extern Machine* machine;
 
 }  // namespace emulate

@@ -1,4 +1,4 @@
-// How tests run blocks with threads on this CPU. Both machines have it (machine.h).
+// Launches of blocks with threads on this CPU, for tests. Both machines implement them (machine.h).
 #pragma once
 
 #include <functional>
@@ -15,11 +15,11 @@ struct Grid {
 
 struct Options {
   Word seed = 0;
-  // Where nobody gets anywhere any more: called once, and all go on; without it, that is a finding.
+  // Called once when no thread makes progress; then all continue. Without it, that is a finding.
   std::function<void()> stuck = nullptr;
 };
 
-// Runs body(rank, block) in every thread. What went wrong as the emulation sees it, or nothing.
+// Runs body(rank, block) in every thread. Returns the errors that the emulation detected, or an empty text.
 std::string run(const Grid& grid, const std::function<void(uint32_t, uint32_t)>& body, const Options& options);
 
 }  // namespace emulate
@@ -27,8 +27,8 @@ std::string run(const Grid& grid, const std::function<void(uint32_t, uint32_t)>&
 
 extern "C" {
 
-// Runs a generated kernel; `entry` is what BLINK_ENTRY makes of it, and calls[r] is rank r's. 0; 1 if some call's status
-// is not 0; 2 for a finding, which is written into `text` as far as there is `room`.
+// Runs a generated kernel; `entry` comes from BLINK_ENTRY, and calls[r] is rank r's. Returns 0; 1 if some call's status
+// is not 0; 2 for a finding, whose text is written to `text`, truncated to `room`.
 int blink_emulate(void (*entry)(const blink::Call*, uint32_t block), const blink::Call* calls, uint32_t ranks,
                   uint32_t blocks, uint32_t threads, uint64_t seed, char* text, uint32_t room);
 

@@ -33,7 +33,7 @@ std::string Machine::standings(const Thread* first, uint32_t count) const {
   return text;
 }
 
-// Whoever stands at a meeting to which somebody cannot come any more.
+// Reports a thread at a meeting that another thread can no longer reach.
 void Machine::look_for_absent(Thread& thread) {
   Block& block = *thread.block;
   const uint32_t warp = thread.index / kWarp;
@@ -50,7 +50,7 @@ void Machine::look_for_absent(Thread& thread) {
   }
 }
 
-// All of a warp are there.
+// All threads of a warp have arrived.
 void Machine::gather(Thread* first, Meeting meeting) {
   bool any = false;
   bool all = true;
@@ -93,7 +93,7 @@ bool Machine::meet(Meeting meeting, bool yes) {
   return thread.answer;
 }
 
-// All are there.
+// All threads have arrived.
 void Machine::pass(Block& block, Barrier& barrier) {
   for (Thread* const thread : barrier.waiting) {
     thread->at = Meeting::kNone;
@@ -157,7 +157,7 @@ bool Machine::meet_at(uint32_t number, uint32_t count, Meeting meeting, bool yes
 
 // ---- lines
 
-// The thread does something else than the others of its octet: those that wait for it go on by themselves.
+// The thread does not store a line with its octet: the others that wait for it continue separately.
 void Machine::part() {
   Octet& of = octet();
   if (!of.together) return;
@@ -171,7 +171,7 @@ void Machine::part() {
   of.arrived = 0;
 }
 
-// False: not by one instruction, so that it is still to be done.
+// Returns false if the octet did not store the line together, so that the caller must.
 bool Machine::store_of_line(char* at, const Word (&halves)[2]) {
   step();
   Octet& of = octet();

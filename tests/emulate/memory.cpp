@@ -4,10 +4,10 @@ namespace blink {
 namespace emulate {
 namespace {
 
-// A block holds back no more than this.
+// The most stores that a block holds back.
 constexpr std::size_t kMostHeld = 256;
 
-// The bytes that are set in `mask`, and no others: they may be somebody else's.
+// Copies only the bytes that are set in `mask`: the others may belong to another thread.
 void copy_bytes(Word* to, const Word* from, Word mask) {
   if (mask == ~Word{0}) {
     *to = *from;
@@ -50,7 +50,7 @@ Memory::Held* Memory::held_by_block(Shadow& of, const Stamp& by) {
   return nullptr;
 }
 
-// What the block itself has stored: a thread sees its own, and what is before; the rest perhaps.
+// Adds the block's own stores: a thread always sees its own and those ordered before it, and may see the others.
 Word Memory::with_own(Word value, Shadow& of, const Stamp& by) {
   const Held* const own = of.held == 0 ? nullptr : held_by_block(of, by);
   if (own == nullptr || !(order_.before(own->by, by) || random_.chance(128))) return value;
@@ -121,7 +121,7 @@ void Memory::let_one_go(uint32_t index) {
   write(of, one.at, one.value, one.mask, one.by);
 }
 
-// The last word of a line goes with all that is left of it.
+// The last word of a line becomes visible with all remaining ones.
 void Memory::let_go(uint32_t index) {
   if (pool_[index].before != 0) {
     for (uint32_t i = 1; i < kLine; ++i) let_older_go(pool_[index].at - i, pool_[index].by);
@@ -129,7 +129,7 @@ void Memory::let_go(uint32_t index) {
   let_one_go(index);
 }
 
-// Of one word what the block has stored.
+// Makes the block's older stores to one word visible.
 void Memory::let_older_go(Word* at, const Stamp& by) {
   Shadow& of = made(at);
   if (Held* const older = of.held == 0 ? nullptr : held_by_block(of, by)) {
@@ -160,7 +160,7 @@ void Memory::store_line(Word* at, const Line& value, const std::array<Stamp, kLi
 
 void Memory::release(const Stamp& by) {
   std::vector<uint32_t>& held = held_[block_of(by)];
-  // What takes the place of one that goes has been looked at, or comes later.
+  // The entry that replaces a removed one has been visited already, or comes later.
   for (std::size_t i = held.size(); i-- > 0;) {
     if (i < held.size() && order_.before(pool_[held[i]].by, by)) let_go(held[i]);
   }

@@ -1,10 +1,9 @@
-// A memory that is weaker than any GPU known to us. What a thread stores is held back, and comes to be seen by other
-// blocks in any order: word by word of 8 bytes, each word's stores in their order. A line that an octet stores by one
-// instruction comes in 16 parts, too; its last word, and that alone, comes behind the others. A release brings to memory
-// what its thread has stored, and what it knows that others of its block have. A plain load may give what a word held
-// at any time since the thread's last acquire, as a cache that has read it early would; a relaxed one what it held at
-// any time since the thread last met others or waited, as loads that are under way at once may. What PTX allows beyond
-// that docs/gpu.md lists.
+// A memory that is weaker than that of any known GPU. Stores of a thread are held back, and become visible to other
+// blocks in any order: by words of 8 bytes, with the stores of each word in order. A line that an octet stores with one
+// instruction becomes visible in 16 parts too; only its last word is ordered behind the others. A release makes visible
+// the stores of its thread, and those of its block that the thread knows. A plain load may return any value of a word
+// since the thread's last acquire, as a cache with an early read would. A relaxed load may return any value since the
+// thread last met others or waited, as concurrent loads may. docs/gpu.md lists what PTX allows beyond that.
 #pragma once
 
 #include <array>
@@ -20,17 +19,17 @@
 namespace blink {
 namespace emulate {
 
-// When something was done: how many barriers of the block its thread had come to, and converge()s of its warp.
+// The time of an action: the barriers of the block that its thread had reached, and the converge()s of its warp.
 struct Stamp {
-  uint32_t thread = 0;  // of all in the launch
+  uint32_t thread = 0;  // index in the launch
   uint32_t barriers = 0, converges = 0;
 };
 
-// Of the warps of a block, each of which comes to barriers as a whole: what was done before so many barriers is known.
+// For each warp of a block, which reaches barriers as a whole: the number of barriers whose prior actions are known.
 using Known = std::array<uint32_t, 16>;
 
-// Threads of one block: what was done before a barrier is before what is done behind it, through others too; so it is
-// with a converge() of a warp. The second of two stamps is always one of now.
+// Threads of one block: an action before a barrier precedes those behind it, also through other threads; the same holds
+// for a converge() of a warp. The second of two stamps is always a current one.
 struct Order {
   uint32_t threads;                 // of a block
   const std::vector<Known>* known;  // by thread
@@ -44,8 +43,8 @@ struct Order {
   }
 };
 
-// What relaxed loads of a thread may give: nothing older than `since`, when it last met others or waited, and of a word
-// nothing older than what they have given already.
+// Limits of a thread's relaxed loads: no value older than `since`, when it last met others or waited, and for each word
+// none older than an earlier load returned.
 struct Looks {
   Word since = 0;
   std::vector<std::pair<const Word*, Word>> newest;
@@ -56,7 +55,7 @@ struct Looks {
   }
 };
 
-// In 1/256: how often a store is held back, how often what is held back is let go, how often a load gives the past.
+// In 1/256: frequencies of holding a store back, of making one visible, and of loading an old value.
 struct Weakness {
   uint32_t held, let_go, past;
 };
@@ -69,20 +68,20 @@ class Memory {
   static constexpr uint32_t kLine = 16;  // words
   using Line = std::array<Word, kLine>;
 
-  // `acquired`: when the thread last acquired. Words are at multiples of 8; of each, the bytes that are set in `mask`.
+  // `acquired`: the time of the thread's last acquire. Words are at multiples of 8; `mask` selects bytes of each.
   Word load_plain(const Word* at, Word mask, const Stamp& by, Word acquired);
   Word load_relaxed(const Word* at, const Stamp& by, Looks& looks);
   void store(Word* at, Word value, Word mask, const Stamp& by);
-  // Held back always, so that no line is seen whole by how seldom anything is.
+  // Always held back, so that a line does not look complete only because stores are rarely held back.
   void store_line(Word* at, const Line& value, const std::array<Stamp, kLine>& by);
-  // Brings to memory all that is before `by`.
+  // Makes visible all stores that are ordered before `by`.
   void release(const Stamp& by);
-  // All loads of a thread that acquires now give what memory has now, or later.
+  // The current time: after an acquire a thread's loads return current or later values.
   Word now() const { return now_; }
 
-  // Now and then lets something go that is held back.
+  // Sometimes makes a held-back store visible.
   void let_some_go();
-  // False: there was nothing.
+  // Returns false if no store was held back.
   bool let_all_go();
 
  private:
@@ -90,17 +89,17 @@ class Memory {
     Word* at;
     Word value, mask;
     Stamp by;
-    uint32_t next;   // of the same word, plus 1
+    uint32_t next;   // of the same word, plus 1;
     uint32_t place;  // in held_[block]
-    uint32_t last;    // plus 1: the last word of its line, which waits for this one
-    uint32_t before;  // words of its line that it waits for
+    uint32_t last;    // plus 1: the last word of its line, which waits for this one;
+    uint32_t before;  // number of words of its line that it waits for
   };
   struct Shadow {
-    Word before;     // what it held until `when`, as far as
-    Word changed;    // these bytes go
-    uint32_t when;   // 0: it was always what it is
-    Stamp by;        // who changed it
-    uint32_t held;   // the first one, plus 1
+    Word before;     // the value until `when`;
+    Word changed;    // mask of the bytes that changed then;
+    uint32_t when;   // 0: the value never changed;
+    Stamp by;        // the author of the change;
+    uint32_t held;   // the first held-back store, plus 1
   };
   static constexpr uint32_t kPage = 512;  // words
   using Page = std::array<Shadow, kPage>;

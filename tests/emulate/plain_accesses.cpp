@@ -1,5 +1,5 @@
-// What `-fsanitize=thread` makes a compiler call before every plain access. Bodies that are compiled with it, and linked
-// with this instead of the sanitizer, tell the fibers what they touch.
+// The functions that a compiler calls with `-fsanitize=thread` before every plain access. Bodies that are compiled with
+// it, and linked with this file instead of the sanitizer, report their accesses to the fibers.
 #include <cstddef>
 
 namespace blink {
@@ -46,7 +46,7 @@ __attribute__((visibility("default"))) void __tsan_init() {}
 
 }  // extern "C"
 
-// Of atomics what tests use: those of the device layer are the platform's.
+// Only the atomics of tests: those of the device layer belong to the platform.
 #define BLINK_ATOMICS(bits, Type)                                                                                     \
   extern "C" __attribute__((visibility("default"))) Type __tsan_atomic##bits##_load(const volatile Type* at, int) {   \
     return __atomic_load_n(at, __ATOMIC_SEQ_CST);                                                                     \

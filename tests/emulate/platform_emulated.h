@@ -1,4 +1,4 @@
-// Blocks with threads on this CPU (blink/platform.h has what each name means; machine.h says who does it).
+// Blocks with threads on this CPU (blink/platform.h defines the names; machine.h the machines).
 #pragma once
 
 #include "blink/host_floats.h"

@@ -1,4 +1,4 @@
-// Pseudo-random numbers, the same everywhere: splitmix64.
+// Pseudo-random numbers, equal on every system: splitmix64.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ class Random {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
   }
-  // Of 0 … end - 1.
+  // A number in 0 … end - 1.
   std::uint32_t below(std::size_t end) {
     return static_cast<std::uint32_t>(((next() >> 32) * static_cast<std::uint64_t>(end)) >> 32);
   }
-  // Out of 256 times.
+  // True in `times` of 256 cases.
   bool chance(std::uint32_t times) { return (next() >> 56) < times; }
 
  private:

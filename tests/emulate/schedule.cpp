@@ -7,7 +7,7 @@ namespace blink {
 namespace emulate {
 namespace {
 
-// So often does virtual time double before nobody is believed to get anywhere.
+// The number of times that virtual time doubles before the threads count as deadlocked.
 constexpr uint32_t kMostLeaps = 40;
 
 Stacks stacks;
@@ -40,7 +40,7 @@ Thread* Machine::pick_of(std::vector<Thread*>& list) {
   return chosen;
 }
 
-// Whom nobody waits for notices nothing; so some come late, by chance or all the time.
+// A late thread has no effect unless others wait for it; so some threads are delayed, at random or permanently.
 void Machine::choose_starved() {
   const uint32_t kind = temper_.starves;
   if (kind == 0) return;
@@ -51,7 +51,7 @@ void Machine::choose_starved() {
   }
 }
 
-// All that can run wait for something. False: for what will never be.
+// All runnable threads wait. Returns false if none of them can ever continue.
 bool Machine::go_on_waiting() {
   if (memory_.now() != changed_at_) quiet_ = leaps_ = 0;
   changed_at_ = memory_.now();
@@ -154,7 +154,7 @@ void Machine::find(const char* what, ...) {
   std::vsnprintf(text, sizeof text, what, arguments);
   va_end(arguments);
   finding_ = "seed " + std::to_string(options_.seed) + ": " + text;
-  current_->fiber.switch_to(main_);  // for good
+  current_->fiber.switch_to(main_);  // never returns
 }
 
 }  // namespace emulate

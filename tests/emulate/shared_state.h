@@ -1,5 +1,5 @@
-// Who has touched a block's shared memory, and when: two accesses of which one writes, by threads of which neither is
-// before the other, are a race.
+// The last accesses to a block's shared memory. Two accesses, one of them a write, by threads without an order between
+// them are a race.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@ class SharedState {
  public:
   explicit SharedState(std::size_t bytes) : granules_((bytes + kGranule - 1) / kGranule) {}
 
-  // Whether the access is in order with all before it.
+  // Whether the access is ordered after all earlier ones.
   bool touch(std::size_t offset, std::size_t bytes, bool write, const Stamp& by, const Order& order) {
     bool right = true;
     for (std::size_t i = offset / kGranule; i <= (offset + bytes - 1) / kGranule && i < granules_.size(); ++i) {
@@ -25,7 +25,7 @@ class SharedState {
         of.writer = by;
         of.readers = 0;
       } else {
-        // Two of them are enough: of those that no writer may overtake, the latest and one of another thread.
+        // Two readers are enough: of those that no writer may overtake, the latest and one of another thread.
         if (of.readers == 0 || order.before(of.reader, by)) {
           if (of.readers == 0 || order.before(of.other, by)) of.other = by;
           of.reader = by;

@@ -1,4 +1,4 @@
-// What a seed makes of a run: how often threads change, who comes late, how weak memory is.
+// The parameters that a seed gives a run: frequency of thread switches, late threads, weakness of the memory.
 #pragma once
 
 #include "emulate/memory.h"
@@ -11,8 +11,8 @@ namespace emulate {
 struct Temper {
   uint32_t switches;   // at an access of memory
   uint32_t plain;      // at an access of the block's own state
-  uint32_t impatient;  // a thread that waits looks again, although others can go on
-  uint32_t starves;    // 0 nobody, 1 a thread, 2 a warp, 3 every other thread, 4 a block
+  uint32_t impatient;  // a waiting thread polls again although others can continue;
+  uint32_t starves;    // 0 none, 1 a thread, 2 a warp, 3 every other thread, 4 a block
   Weakness weakness;
 };
 

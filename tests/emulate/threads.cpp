@@ -1,6 +1,6 @@
-// The machine of real threads: one of this CPU for each that is emulated, so that the thread sanitizer, with which this is
-// compiled, sees what orders what. Barriers and converge() order memory; votes do not, and neither do the instructions
-// by which an octet stores a line. What makes them wait for each other is hidden from the sanitizer.
+// The machine of real threads: one thread of this CPU for each emulated one. It is compiled with the thread sanitizer,
+// which sees the order of accesses. Barriers and converge() order memory; votes do not, and neither do the instructions
+// by which an octet stores a line: their synchronization is hidden from the sanitizer.
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -55,10 +55,10 @@ class Lock {
   bool taken_ = false;
 };
 
-// A place where `all` threads meet and vote.
+// A meeting point where `all` threads meet and vote.
 class Place {
  public:
-  // An answer of three bits: one said yes, all did; different meetings.
+  // Returns three bits: at least one said yes, all did, the meetings differ.
   BLINK_HIDDEN uint32_t meet(uint32_t all, Meeting meeting, bool yes, bool waits = true) {
     lock_.take();
     any_ = any_ || yes;
@@ -79,7 +79,7 @@ class Place {
       lock_.give();
       wake_all(&turn_);
     }
-    return answers_[turn % 2];  // there until all meet here once more
+    return answers_[turn % 2];  // valid until all threads meet here again
   }
 
  private:
@@ -146,7 +146,7 @@ BLINK_HIDDEN bool Octet::store_of_line(char* at, uint32_t lane, const Word (&hal
   Word* const words = reinterpret_cast<Word*>(line);
   constexpr uint32_t kLast = 2 * kOctet - 1;
   for (uint32_t i = 0; i < kLast; ++i) __atomic_store_n(words + i, data_[i], __ATOMIC_RELAXED);
-  __atomic_store_n(words + kLast, data_[kLast], __ATOMIC_RELEASE);  // behind the others
+  __atomic_store_n(words + kLast, data_[kLast], __ATOMIC_RELEASE);  // after the others
   end(true);
   lock_.give();
   wake_all(&turn_);
@@ -171,7 +171,7 @@ struct Thread {
 
 thread_local const Thread* current = nullptr;
 
-// By whole words: the sanitizer does not see what compilers make of memcpy.
+// Copies whole words, because the sanitizer does not see the code that compilers make of memcpy.
 template <class T>
 void copy_as(void* to, const void* from, uint32_t number) {
   typedef T __attribute__((may_alias)) Any;
@@ -214,7 +214,7 @@ bool meet(Meeting meeting, bool yes) {
   const bool orders = meeting == Meeting::kConverge;
   Place& place = block.places[current->index / kWarp];
   if (orders) __tsan_release(&place);
-  // The octets' lanes have all parted before the last one comes here: the next part() is behind this meeting.
+  // All lanes of the octets have parted before the last one arrives here, so the next part() follows this meeting.
   if (meeting == Meeting::kConverge) place.meet(kWarp, meeting, yes);
   if (meeting == Meeting::kConverge) current->octet().gather();
   const uint32_t answer = place.meet(kWarp, meeting, yes);

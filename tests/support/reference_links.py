@@ -1,8 +1,8 @@
 """The links of the kernel, which transfers share one after the other, or max-min fairly.
 
 The kernel requests a transfer, and an event reports its end. The kernel calls ``ask`` when a transfer wants to move
-from a time on, ``begin`` at its event MOVE and ``end`` at its event LANDED, unless a change of shares has ``overtaken``
-the event. While links are ``stale``, ``share`` must be called before time advances.
+from a time on, ``begin`` at its event MOVE and ``end`` at its event LANDED. It ignores events that a change of shares
+has ``overtaken``. While links are ``stale``, ``share`` must be called before time advances.
 :mod:`~blinkccl.cost.simulate.workload` defines both kinds of links.
 """
 

@@ -86,7 +86,7 @@ class Search:
         for op in (op for ops in self._ops for op in ops if op.at is not None):
             for place in op.among or (op.at,):
                 orders.setdefault(place, set()).add(op.order == "plain")
-        mixed = [place for place, found in orders.items() if len(found) > 1]
+        mixed = [place for place, kinds in orders.items() if len(kinds) > 1]
         assert not mixed, f"plain and atomic accesses of {mixed}"
         self._atomic = {place: i for i, place in enumerate(place for place in orders if orders[place] == {False})}
         self._plain = {place: i for i, place in enumerate(place for place in orders if orders[place] == {True})}

@@ -1,4 +1,4 @@
-// A library that takes AllReduce and does nothing. Preloaded, so that a test can see the client complain.
+// A library whose AllReduce does nothing. Preloaded, so that a test can see the client's errors.
 #include "nccl_abi.h"
 
 ncclResult_t ncclAllReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,

@@ -1,5 +1,5 @@
-// What a program knows of NCCL: the functions, types and numbers of nccl.h 2.32.3, as far as the client calls or the
-// double has them, declared anew so that no foreign header is needed. For C and C++.
+// The part of NCCL that a program uses: the functions, types and numbers of nccl.h 2.32.3 that the client calls or the
+// double implements, declared again so that no foreign header is needed. For C and C++.
 #pragma once
 
 #include <limits.h>
@@ -20,7 +20,7 @@ typedef enum {
   ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4,
   ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7, ncclTimeout = 8
 } ncclResult_t;
-// Integers, as programs pass numbers that no enumeration has.
+// Integers, because programs also pass numbers that no enumeration has.
 typedef int ncclRedOp_t, ncclDataType_t, ncclScalarResidence_t;
 enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 };
 enum {
@@ -89,7 +89,7 @@ ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
 ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream);
-// A collective and its twin with a configuration; `…`: what comes between the type and the communicator.
+// A collective and its variant with a configuration; `…`: the parameters between the type and the communicator.
 #define NCCL_COLLECTIVE(name, ...)                                                                                    \
   ncclResult_t nccl##name(const void* send, void* recv, size_t count, ncclDataType_t type, __VA_ARGS__                \
                           ncclComm_t comm, cudaStream_t stream);                                                      \

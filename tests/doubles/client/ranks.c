@@ -1,7 +1,6 @@
-// One rank of a program against NCCL's interface, in situations that take a certain moment: many calls of one size, a
-// peer that is killed, one that does not call, an abort while the trees are planned. Knows nothing of Blink. Prints one
-// line of JSON; exit code 0: nothing was wrong. Built as a program, and as a library that is opened as Python opens
-// torch.
+// One rank of a program that uses NCCL's interface, in situations that need a certain moment: many calls of one size, a
+// killed peer, a peer that does not call, an abort while the trees are planned. It does not know Blink. Prints one line
+// of JSON; exit code 0: no error. Built as a program, and as a library that is opened as Python opens torch.
 //
 //   ranks SCENE RANKS RANK ID_FILE ODD CALLS COUNT     ODD: the rank that is killed, does not call, or leaves first
 #include <signal.h>
@@ -14,7 +13,7 @@
 #include "nccl_client/world.h"
 
 static int ranks, rank, odd, calls;
-static size_t count, free_before;  // the latter: bytes of the GPU, before there was a communicator
+static size_t count, free_before;  // free_before: bytes of the GPU before the communicator existed
 static ncclComm_t comm;
 static cudaStream_t stream;
 static CUdeviceptr in, out;
@@ -43,7 +42,7 @@ static int end(const char* what, int code, double seconds) {
     }                                             \
   } while (0)
 
-// Rank r gives i % 7 + r, so the sum is ranks · (i % 7) + 0 + … + (ranks − 1): exact in float32.
+// Rank r contributes i % 7 + r, so the sum is ranks · (i % 7) + 0 + … + (ranks − 1): exact in float32.
 static void fill(void) {
   for (size_t i = 0; i < count; ++i) values[i] = (float)(i % 7 + (size_t)rank);
   MUST(cuda.cuMemcpyHtoDAsync_v2(in, values, count * sizeof *values, stream));
@@ -83,7 +82,7 @@ static int window(void) {
   return end("done", 0, 0);
 }
 
-// CLIENT_CONFIG: "cgaClusterSize minCTAs maxCTAs CTAPolicy", -1 for what is not set.
+// CLIENT_CONFIG: "cgaClusterSize minCTAs maxCTAs CTAPolicy", -1 for unset.
 static ncclConfig_t configured(const char* text) {
   ncclConfig_t config = config_of(1);
   int* const fields[] = {&config.cgaClusterSize, &config.minCTAs, &config.maxCTAs, &config.more[1]};
@@ -102,7 +101,7 @@ static ncclResult_t state_of(void) {
   return state;
 }
 
-// In step: before each call the ranks meet in a small one, so that none waits in it for another's last one.
+// In step: before each call the ranks meet in a small one, so that none waits in it for another rank's previous call.
 static int many_calls(bool in_step) {
   for (int call = 0; call < calls; ++call) {
     if (in_step) {
@@ -116,7 +115,7 @@ static int many_calls(bool in_step) {
   return end("done", 0, 0);
 }
 
-// What a watchdog does: it asks until something is wrong, aborts and goes on.
+// A watchdog: it polls until there is an error, aborts and continues.
 static int watch(double patience_s) {
   const double began = now_s();
   ncclResult_t state;
@@ -134,7 +133,7 @@ static int lonely(void) {
   return watch(rank == odd ? 2.5 : 30);
 }
 
-// The call as a graph, which is launched once.
+// The call as a graph that is launched once.
 static ncclResult_t replay(void) {
   CUgraph graph;
   CUgraphExec exec;
@@ -156,8 +155,8 @@ static int killed(bool graph) {
   return watch(0.3);
 }
 
-// One rank has all that it asked for, and aborts, as programs do at their end: that is no matter for its peers. Before,
-// it may have used a graph.
+// One rank has all its results, and aborts, as programs do at their end: this must not affect its peers. Before that it
+// may have used a graph.
 static int leaves(bool graph) {
   if (graph) {
     replay();
@@ -177,8 +176,8 @@ static size_t free_bytes(void) {
   return bytes;
 }
 
-// A communicator, and two more, one after the other: each finds what the one before has left. Prints what is taken from
-// the GPU while each is there.
+// A communicator, and two more, one after the other: each reuses the resources of the previous one. Prints the GPU
+// memory that each of them occupies.
 static int followed(struct World* world) {
   for (int number = 0;; ++number) {
     MUST(all_reduce());
@@ -191,7 +190,7 @@ static int followed(struct World* world) {
   }
 }
 
-// The communicator does not block: NCCL is done with it while Blink still plans.
+// A nonblocking communicator: NCCL has created it while Blink is still planning.
 static int impatient(const ncclUniqueId id) {
   ncclConfig_t config = config_of(0);
   ncclResult_t result = ncclCommInitRankConfig(&comm, ranks, id, rank, &config);

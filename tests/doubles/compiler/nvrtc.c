@@ -1,7 +1,7 @@
-// NVRTC of CUDA 13.0 for machines without it: knows sm_80 and sm_90, and compiles nothing but an empty kernel.
+// NVRTC of CUDA 13.0 for machines without it: it supports sm_80 and sm_90, and compiles only an empty kernel.
 //
-// Like the wheels of 13.0 it has no run path: where nobody has loaded libnvrtc-builtins.so.13.0 before, every
-// compilation ends with NVRTC_ERROR_BUILTIN_OPERATION_FAILURE.
+// Like the wheels of 13.0 it has no run path: unless libnvrtc-builtins.so.13.0 is loaded already, every compilation
+// ends with NVRTC_ERROR_BUILTIN_OPERATION_FAILURE.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

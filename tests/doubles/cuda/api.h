@@ -1,4 +1,4 @@
-// What a program sees of this driver: the types and numbers of CUDA's driver API, as far as the double has them.
+// The public interface of this driver: the types and numbers of CUDA's driver API that the double implements.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ typedef void (*CUhostFn)(void*);
 
 #define CU_API extern "C" __attribute__((visibility("default"))) CUresult
 
-// X(our name, code, CUDA's name after CUDA_ERROR_, what CUDA says of it)
+// X(name here, code, CUDA's name after CUDA_ERROR_, CUDA's text for it)
 #define CUDA_DOUBLE_ERRORS(X)                                                                                         \
   X(kInvalidValue, 1, "INVALID_VALUE", "invalid argument")                                                            \
   X(kOutOfMemory, 2, "OUT_OF_MEMORY", "out of memory")                                                                \

@@ -16,7 +16,7 @@
 struct CUctx_st {
   int device = 0;
   int retained = 0;
-  int claim = -1;  // of an exclusive device: what keeps other processes out
+  int claim = -1;  // of an exclusive device: a socket that excludes other processes
   std::set<int> peers;
 };
 
@@ -37,7 +37,7 @@ std::vector<CUctx_st>& contexts() {
   return only;
 }
 
-// What programs make current where BLINK_DOUBLE_GREEN_SMS says so: a green context of each device.
+// The contexts that programs use with BLINK_DOUBLE_GREEN_SMS: a green context per device.
 std::vector<CUctx_st>& green_contexts() {
   static std::vector<CUctx_st>& only = *[] {
     auto* made = new std::vector<CUctx_st>(contexts());
@@ -56,7 +56,7 @@ thread_local std::vector<CUcontext> stack;
 
 CUcontext current() { return stack.empty() ? nullptr : stack.back(); }
 
-// Only one process can hold the name, and it goes with that process.
+// Only one process can hold the name, until it ends.
 int claim_of(int device) {
   const int claim = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   sockaddr_un name{};

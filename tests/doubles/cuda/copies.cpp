@@ -1,4 +1,4 @@
-// Copies, fills and waits in streams: bytes are moved by the thread of the stream, when it gets there.
+// Copies, fills and waits in streams: the stream's thread moves the bytes when it reaches the command.
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -13,7 +13,7 @@ using namespace cuda_double;
 
 namespace {
 
-// 0, and where the bytes lie; or an error where they cannot be what the call says they are.
+// Returns 0 and the place of the bytes; or an error if they are not of the kind that the call requires.
 CUresult locate(std::uintptr_t address, std::size_t bytes, bool on_device, Range* range) {
   if (!find_range(address, range)) {
     *range = Range();
@@ -31,7 +31,7 @@ bool is_capturing(CUstream handle) {
 
 enum class Way { to_device, to_host, on_device };
 
-// So late bytes out of pageable memory may be on the GPU, for all that does not wait for them.
+// Delay of bytes from pageable memory, for work that does not wait for them.
 constexpr std::chrono::milliseconds kLate(20);
 
 CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes, CUstream stream, bool wait = false) {
@@ -45,8 +45,8 @@ CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes
   const bool spoils = machine().spoils(source_device, target_device);
   const bool dawdles = machine().dawdles(source_device, target_device);
   const bool capturing = is_capturing(stream);
-  // What can be paged is read at once, but where the GPU reads the host's pages (ATS) as late as it likes. It arrives
-  // later than a call that waits returns. And nothing returns before what can be paged is written.
+  // Pageable memory is read at once, unless the GPU reads the host's pages (ATS): then it is read as late as possible.
+  // The data arrive after the return of a waiting call. And no call returns before pageable memory is written.
   std::shared_ptr<std::vector<char>> staged;
   if (source_pageable && !capturing && (wait || !machine().reads_pages)) {
     const char* bytes_at = reinterpret_cast<const char*>(from);
@@ -60,7 +60,7 @@ CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes
   };
   OpPtr before, op;
   const bool late = source_pageable && !target_pageable && (wait || machine().reads_pages);
-  if (late && wait) {  // for what is under way, but not for its own bytes
+  if (late && wait) {  // waits for earlier work, but not for its own bytes
     if (CUresult error = submit(stream, nullptr, &before)) return error;
     wait_for_op(before);
   }
@@ -126,7 +126,7 @@ CU_API cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr at, std::uint64_t val
   Range range;
   if (at % 8 || flags > 1 || locate(at, 8, true, &range)) return kInvalidValue;
   return submit(stream, [=] {
-    // Dozens of streams may wait at once: whoever has waited long looks less often.
+    // Dozens of streams may wait at once, so a long wait polls less often.
     for (int pause_us = 20;; pause_us = std::min(2 * pause_us, 320)) {
       const std::uint64_t seen = __atomic_load_n(reinterpret_cast<std::uint64_t*>(at), __ATOMIC_ACQUIRE);
       if (flags == 0 && static_cast<std::int64_t>(seen - value) >= 0) return;

@@ -49,7 +49,7 @@ Machine described() {
   const int count = static_cast<int>(setting("BLINK_DOUBLE_DEVICES", 4));
   std::vector<int> visible;
   if (std::getenv("CUDA_VISIBLE_DEVICES")) {
-    // The first number that is no device hides all that follow, as in CUDA.
+    // The first number without a device hides all that follow, as in CUDA.
     for (const std::string& word : words("CUDA_VISIBLE_DEVICES")) {
       const int number = std::atoi(word.c_str());
       if (number < 0 || number >= count) break;
@@ -109,7 +109,7 @@ int Machine::ordinal_of(const CUuuid& uuid) const {
 
 namespace {
 
-// What a multiprocessor has: threads, blocks, bytes of shared memory; and 65536 registers.
+// The resources of a multiprocessor: threads, blocks, bytes of shared memory; and 65536 registers.
 struct Multiprocessor {
   int threads, blocks, shared_bytes;
 };
@@ -125,7 +125,7 @@ Multiprocessor multiprocessor_of(int arch) {
 
 }  // namespace
 
-// Of kernels as large as they may be: tests/conformance/test_machine_code.py holds real ones against these numbers.
+// For kernels of the maximum size: tests/conformance/test_machine_code.py compares real ones with these numbers.
 int occupancy_of(int threads) {
   if (machine().occupancy > 0) return machine().occupancy;
   const Multiprocessor has = multiprocessor_of(machine().arch);

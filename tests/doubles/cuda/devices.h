@@ -1,19 +1,19 @@
-// The GPUs of this machine, which are those that the environment describes; and the one that a thread works on.
+// The GPUs of this machine, as described by the environment; and the device of a thread.
 //
 //   BLINK_DOUBLE_DEVICES (4)   BLINK_DOUBLE_ARCH (90)   BLINK_DOUBLE_SMS (132)
-//   BLINK_DOUBLE_DRIVER (13000): before 12000 it knows no memory-sync domains, of which GPUs from arch 90 on have four
-//   BLINK_DOUBLE_OCCUPANCY (blocks per multiprocessor, of any size; else as many as kernels within their budgets leave)
-//   BLINK_DOUBLE_MPS_SMS, BLINK_DOUBLE_GREEN_SMS: as many of its multiprocessors has this process as a client of MPS, or
-//     the green context that it makes current
+//   BLINK_DOUBLE_DRIVER (13000): before 12000 without memory-sync domains, of which GPUs from arch 90 on have four
+//   BLINK_DOUBLE_OCCUPANCY (blocks per multiprocessor, of any size; default: that of kernels within their budgets)
+//   BLINK_DOUBLE_MPS_SMS, BLINK_DOUBLE_GREEN_SMS: number of multiprocessors of this process as a client of MPS, or
+//     of the green context that it uses
 //   BLINK_DOUBLE_MEM_OPS (1): 0: its streams have no memory operations of 64 bits
 //   BLINK_DOUBLE_NO_PEER="0-1,2-0": device 0 cannot reach 1, 2 cannot reach 0
-//   BLINK_DOUBLE_BAD_PEER="1-2": a copy from 1 to 2 silently spoils one byte
+//   BLINK_DOUBLE_BAD_PEER="1-2": a copy from 1 to 2 silently corrupts one byte
 //   BLINK_DOUBLE_SLOW_PEER="1-2": a copy from 1 to 2 takes 0.2 s
 //   BLINK_DOUBLE_SLOW_KERNEL="hybrid:2000": kernels with that in their name take 2000 µs more
 //   BLINK_DOUBLE_ATS (0): 1: GPUs read the host's pages (GH200), so an asynchronous copy reads its source when it runs
-//   BLINK_DOUBLE_SERIAL ("branches"): what does not run side by side, as CUDA promises it for neither: "kernels" of a
+//   BLINK_DOUBLE_SERIAL ("branches"): work that does not run in parallel, as CUDA guarantees neither: "kernels" of a
 //     process on one GPU, as under compute-sanitizer, and "branches" of a graph
-//   BLINK_DOUBLE_EXCLUSIVE=NAME: devices are in compute mode EXCLUSIVE_PROCESS, for all processes with the same name
+//   BLINK_DOUBLE_EXCLUSIVE=NAME: devices are in compute mode EXCLUSIVE_PROCESS, among all processes with the same name
 //   CUDA_VISIBLE_DEVICES: numbers only
 #pragma once
 
@@ -28,13 +28,13 @@ namespace cuda_double {
 constexpr std::size_t kMemoryBytes = std::size_t{4} << 30;  // of each device
 
 struct Device {
-  int number;  // in the machine; its place among all visible ones is its ordinal
+  int number;  // in the machine; its index among all visible ones is its ordinal
   std::string bus_id;
   CUuuid uuid;
 };
 
 struct Machine {
-  std::vector<Device> devices;  // the visible ones, by ordinal
+  std::vector<Device> devices;  // the visible ones, by ordinal;
   std::string exclusive;  // empty: any number of processes may use a device
   int driver, arch, multiprocessors, occupancy;  // occupancy 0: as many as 2048 threads allow
   bool reads_pages, serial_kernels, serial_branches;
@@ -53,15 +53,15 @@ struct Machine {
 
 const Machine& machine();
 
-// Blocks of that many threads which fit on one multiprocessor together.
+// The number of blocks of this size that fit on one multiprocessor together.
 int occupancy_of(int threads);
 
-// Of an environment variable: its number, and its words between commas.
+// The number in an environment variable, and its words between commas.
 long setting(const char* name, long otherwise);
 std::vector<std::string> words(const char* name);
 
 // Contexts are the primary ones, one for each device; the current one is the calling thread's.
-CUresult current_usable();         // 0, or why the current context cannot be used
+CUresult current_usable();         // 0, or the error of the current context
 int current_device();              // -1 without a context
 int device_of(CUcontext context);  // -1: no context
 

@@ -21,8 +21,8 @@ namespace {
 
 std::atomic<int> initialized_by{0};
 
-// "cuMemAlloc_v2:2:2,cuInit:*:100": function, which of its calls (from 1, or all), the error; -1: it crashes, -2: it
-// never returns.
+  // "cuMemAlloc_v2:2:2,cuInit:*:100": function, number of the call (from 1, or all), the error; -1: it crashes, -2: it
+  // never returns.
 struct Fault { std::string function; long nth; CUresult error; };
 
 struct Faults {
@@ -71,8 +71,8 @@ void note(const char* function) {
   if (write(journal(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) std::abort();
 }
 
-// BLINK_DOUBLE_CALLER: only calls from files with that in their name are noted and may be told to fail. The program and
-// NCCL call the same driver.
+// BLINK_DOUBLE_CALLER: only calls from files with that in their name are recorded and can be made to fail. The program
+// and NCCL call the same driver.
 bool counts(const void* caller) {
   static const char* const wanted = std::getenv("BLINK_DOUBLE_CALLER");
   if (!wanted || !*wanted) return true;
@@ -90,7 +90,7 @@ CUresult enter(const char* function, unsigned needs, const void* caller) {
     note(function);
     if (CUresult wanted = faults.ask(function)) return wanted;
   }
-  // A child made by fork has not initialised CUDA, whatever its memory says.
+  // A child made by fork has not initialised CUDA, although the inherited memory may suggest it.
   if (needs && initialized_by.load() != getpid()) return kNotInitialized;
   if (needs & kContext) {
     if (CUresult error = current_usable()) return error;

@@ -1,5 +1,5 @@
-// What every function of the double asks first: whether the call may go on. It is written into the journal, told to
-// fail if a test wants that, and refused where the real driver refuses it.
+// The first step of every function of the double: the call is recorded in the journal, fails if a test requests that,
+// and is rejected if the real driver rejects it.
 #pragma once
 
 #include "api.h"
@@ -10,10 +10,10 @@ enum Needs : unsigned {
   kNothing = 0,
   kDriver = 1,       // cuInit was called, in this process and not in its parent
   kContext = 2,      // and a context is current
-  kNoCapture = 4,    // and is not among what CUDA calls unsafe while a stream is captured
+  kNoCapture = 4,    // and CUDA does not call the function unsafe during stream capture
 };
 
-// 0, or the error to return. The function's name becomes a line of the journal. `caller`: the address to return to.
+// Returns 0, or the error. The function's name becomes a line of the journal. `caller`: the return address.
 CUresult enter(const char* function, unsigned needs, const void* caller);
 
 void mark_initialized();

@@ -1,4 +1,4 @@
-// The errors' names and texts.
+// Names and texts of errors.
 #include "api.h"
 
 namespace {

@@ -28,7 +28,7 @@ static CUresult record(CUevent handle, CUstream stream_handle, bool external) {
   if (!event || !stream || event->device != stream->device) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
   if (CUresult error = check_capture(*stream)) return error;
-  if (external) {  // a node of the graph; what the event means now stays as it is
+  if (external) {  // a node of the graph; the event's current meaning is unchanged
     if (!stream->capture) return kInvalidValue;
     Node node;
     node.records = event;

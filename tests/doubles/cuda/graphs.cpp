@@ -1,4 +1,4 @@
-// What was captured, and how it is run again.
+// Captured graphs and their launches.
 #include <algorithm>
 #include <map>
 
@@ -21,7 +21,7 @@ struct CUgraphExec_st {
 
 namespace {
 
-// Everything that was captured in other streams must lead back to the stream where the capture began.
+// All work captured in other streams must join the stream in which the capture began.
 bool joined(const Capture& capture, const Stream& origin) {
   std::vector<bool> leads(capture.nodes.size(), false);
   std::vector<int> open = origin.heads;
@@ -35,15 +35,15 @@ bool joined(const Capture& capture, const Stream& origin) {
   return std::all_of(leads.begin(), leads.end(), [](bool one) { return one; });
 }
 
-// One launch of a graph: by node what it waits for or tells outside of the graph.
+// One launch of a graph: by node, the work outside of the graph that it waits for or completes.
 struct GraphLaunch {
   std::shared_ptr<const std::vector<Node>> nodes;
   std::vector<OpPtr> outside;
 };
 typedef std::map<std::shared_ptr<CUevent_st>, OpPtr> Records;
 
-// What an event means to a launch is fixed when the graph is launched: a wait is for the record before, never for one
-// of the same launch. Where a launch records an event several times, the last node counts. With the lock held.
+// The meaning of an event is fixed when the graph is launched: a wait is for the record before, never for one of the
+// same launch. If a launch records an event several times, the last node counts. Called with the lock held.
 GraphLaunch resolve(std::shared_ptr<const std::vector<Node>> nodes, Records* records, std::vector<OpPtr>* waits) {
   GraphLaunch launch{std::move(nodes), {}};
   launch.outside.resize(launch.nodes->size());
@@ -71,7 +71,7 @@ void run(const GraphLaunch& launch, std::size_t n) {
   }
 }
 
-// Runs each node when those before it have run; where nothing orders them side by side, or in any order.
+// Runs each node after its predecessors; unordered nodes run in parallel, or in any order.
 void run(const GraphLaunch& launch) {
   const std::vector<Node>& nodes = *launch.nodes;
   std::mutex mutex;
@@ -159,7 +159,7 @@ CU_API cuGraphLaunch(CUgraphExec handle, CUstream stream) {
   if (!into) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
   if (CUresult error = check_capture(*into)) return error;
-  if (into->capture) return kNotSupported;  // no graphs inside graphs here
+  if (into->capture) return kNotSupported;  // graphs inside graphs are not implemented
   std::vector<OpPtr> after, waits;
   Records records;
   const auto launch = std::make_shared<const GraphLaunch>(resolve(exec->nodes, &records, &waits));
@@ -167,7 +167,7 @@ CU_API cuGraphLaunch(CUgraphExec handle, CUstream stream) {
   exec->last = enqueue(*into, [launch] { run(*launch); }, std::move(after));
   exec->last->within = std::move(waits);
   for (const auto& record : records) {
-    record.second->within = {exec->last};  // who waits for the record hurries the graph on
+    record.second->within = {exec->last};  // a wait for the record urges the graph
     record.first->recorded = record.second;
     record.first->capture = nullptr;
   }

@@ -1,4 +1,4 @@
-// The handles that are alive. What a program passes is looked up, never followed, so that a stale one is an error.
+// The live handles. A program's handle is looked up, never dereferenced, so that a stale one is an error.
 #pragma once
 
 #include <map>

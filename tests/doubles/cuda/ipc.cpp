@@ -1,5 +1,5 @@
-// How another process reaches device memory. A handle names the whole allocation, whatever address inside it was
-// given: the offset is the program's own business, as with CUDA's legacy handles.
+// Access of other processes to device memory. A handle names the whole allocation for any address inside it; the
+// program must send the offset itself, as with CUDA's legacy handles.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -38,14 +38,14 @@ Range* holder(std::uintptr_t address) {
 }
 
 constexpr std::size_t kPage = 4096, kAlignment = 256;
-constexpr unsigned char kFresh = 0xa5, kSlack = 0xc3;  // what nobody has written yet; what nobody may write
+constexpr unsigned char kFresh = 0xa5, kSlack = 0xc3;  // unwritten memory; memory that must not be written
 
 std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// Where in its file an allocation of that size begins.
+// The offset in its file at which an allocation of that size begins.
 std::size_t offset_in_file(std::size_t bytes) { return (whole_pages(bytes) - bytes) / kAlignment * kAlignment; }
 
-// The bytes between the end of an allocation and the guard page. Who wrote there wrote past the end.
+// The bytes between the end of an allocation and the guard page. A change there is a write past the end.
 std::size_t slack(std::size_t bytes) { return whole_pages(bytes) - offset_in_file(bytes) - bytes; }
 
 void check_slack(const Range& range) {
@@ -59,7 +59,7 @@ void check_slack(const Range& range) {
   }
 }
 
-// A lock tells of others, and goes with the process that holds it.
+// A lock shows other processes' use, and is released when the holder ends.
 struct flock whole_file(int kind) {
   struct flock lock {};
   lock.l_type = static_cast<short>(kind);
@@ -140,7 +140,7 @@ bool map_guarded(int file, std::size_t bytes, Range* range) {
 }
 
 void unmap_guarded(const Range& range) {
-  // The addresses stay taken, so that a use after free crashes instead of finding the next allocation.
+  // The addresses stay reserved, so that a use after free crashes instead of accessing the next allocation.
   void* const space = reinterpret_cast<void*>(range.mapping);
   if (mmap(space, range.mapping_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
       MAP_FAILED) {
@@ -182,7 +182,7 @@ CU_API cuMemFree_v2(CUdeviceptr pointer) {
   if (pointer == 0) return kSuccess;
   Range range;
   if (!find_range(pointer, &range) || range.base != pointer || range.kind != Kind::device) return kInvalidValue;
-  // Ranks that share a GPU would wait for each other here, as they would on a real one: their tests free nothing.
+  // Ranks that share a GPU would wait for each other here, as on a real one: their tests free nothing.
   if (std::getenv("BLINK_DOUBLE_KEEP") != nullptr) return kSuccess;
   wait_for_device(range.device);  // as the real one does
   if (!remove_range(pointer, Kind::device, &range)) return kInvalidValue;

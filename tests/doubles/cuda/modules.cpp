@@ -1,5 +1,5 @@
 // Modules and kernels. A kernel is a function `void name(const blink::Call*, uint32_t block)` of a shared object for
-// this CPU, which takes a cubin's place; each block of a launch is one thread.
+// this CPU, which replaces a cubin; each block of a launch is one thread.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -41,7 +41,7 @@ struct CUmod_st {
   int file = -1;
   int device = 0;
   std::vector<CUfunction> functions;
-  std::set<std::string> loaded;  // the names of those whose code is on the GPU
+  std::set<std::string> loaded;  // the names of those with code on the GPU
   std::mutex mutex;
 };
 
@@ -50,7 +50,7 @@ namespace {
 constexpr unsigned kMostThreads = 1024;
 constexpr int kUnitsPerMultiprocessor = 32;
 
-// How many bytes the ELF file in memory has: its section headers come last, or a segment does.
+// Size of the ELF file in memory: its section headers come last, or a segment does.
 std::size_t elf_bytes(const void* image) {
   Elf64_Ehdr header;
   std::memcpy(&header, image, sizeof header);
@@ -64,7 +64,7 @@ std::size_t elf_bytes(const void* image) {
   return end;
 }
 
-// dlopen() takes a name that it has seen for the same library: a number that was never used before makes a new name.
+// dlopen() treats a known name as the same library: an unused descriptor number makes a new name.
 int unused_file(int file) {
   static std::atomic<int> next{2000};
   const int unused = fcntl(file, F_DUPFD_CLOEXEC, next.fetch_add(1));
@@ -72,7 +72,7 @@ int unused_file(int file) {
   return unused;
 }
 
-// A cubin for sm_90 runs on 9.0 and later 9.x, and nowhere else. The compiler double writes down what it was asked for:
+// A cubin for sm_90 runs on 9.0 and later 9.x only. The compiler double records the requested architectures:
 // "sm_80,sm_90".
 bool runs_here(void* library, int arch) {
   const char* made_for = static_cast<const char*>(dlsym(library, "test_double_arch"));
@@ -85,11 +85,11 @@ bool runs_here(void* library, int arch) {
   return false;
 }
 
-// What the blocks of all kernels on one device share. A block that finds no room waits until another one ends.
+// The resources shared by the blocks of all kernels on one device. A block without room waits until another one ends.
 struct Room {
   std::mutex mutex;
   std::condition_variable freed;
-  int units = 0, kernels = 0;  // units: free ones; kernels: that run
+  int units = 0, kernels = 0;  // units: free ones; kernels: running ones
 };
 
 Room& room(int device) {
@@ -101,7 +101,7 @@ Room& room(int device) {
   return rooms[static_cast<std::size_t>(device)];
 }
 
-// BLINK_DOUBLE_SLOW_KERNEL: a part of names (allreduce_optimal_ll), and how much longer these programs take.
+// BLINK_DOUBLE_SLOW_KERNEL: a part of program names (allreduce_optimal_ll), and their additional time.
 unsigned slow_us(const std::string& name) {
   const char* const set = std::getenv("BLINK_DOUBLE_SLOW_KERNEL");
   const char* const colon = set ? std::strchr(set, ':') : nullptr;
@@ -109,7 +109,7 @@ unsigned slow_us(const std::string& name) {
   return static_cast<unsigned>(std::strtoul(colon + 1, nullptr, 10));
 }
 
-// By the number of a kernel's program: "allreduce_optimal::run, reduce_root0_optimal::run".
+// Additional times by the index of a kernel's program: "allreduce_optimal::run, reduce_root0_optimal::run".
 std::vector<unsigned> slow_programs(const std::string& kernel, const char* programs) {
   std::vector<unsigned> found;
   const std::string protocol = kernel.substr(kernel.find_last_of('_') + 1);
@@ -171,9 +171,9 @@ struct Launch {
   }
 };
 
-// The code of a kernel gets onto the GPU when its function is first asked for (CUDA_MODULE_LOADING=LAZY, the default since
-// CUDA 12.2), and CUDA may wait there for all that runs. Kernels that run may wait for what the program does next: that
-// would be for ever, so it is a finding, whatever comes of it this time.
+// A kernel's code is loaded onto the GPU at the first use of its function (CUDA_MODULE_LOADING=LAZY, the default since
+// CUDA 12.2), and CUDA may wait for all running work. Running kernels may wait for the program's next action, which
+// would be a deadlock. So this is a finding, even if it ends well this time.
 void load_code(int device, const char* name) {
   const char* const mode = std::getenv("CUDA_MODULE_LOADING");
   if (mode && !std::strcmp(mode, "EAGER")) return;
@@ -257,7 +257,7 @@ CU_API cuFuncGetAttribute(int* value, int attribute, CUfunction handle) {
   return kSuccess;
 }
 
-// The one attribute that it takes is the memory-sync domain, where this driver and this GPU have any to choose from.
+// The only supported attribute is the memory-sync domain, on drivers and GPUs that have several.
 static bool takes_attributes(const CUlaunchConfig& config) {
   constexpr int kMemorySyncDomain = 10, kRemote = 1;
   return std::all_of(config.attrs, config.attrs + config.numAttrs, [](const CUlaunchAttribute& one) {

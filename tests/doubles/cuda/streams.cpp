@@ -17,7 +17,7 @@ constexpr int kLagUs = 3000, kLongHoldUs = 5000, kShortHoldUs = 300;
 
 struct Engine {
   std::mutex mutex;
-  std::condition_variable finished;  // some work has, and the host waits
+  std::condition_variable finished;  // notifies the host of finished work
   std::vector<std::weak_ptr<Stream>> streams;
   std::map<int, std::shared_ptr<Stream>> legacy;
   std::vector<std::weak_ptr<Capture>> captures;
@@ -51,7 +51,7 @@ bool all_done(const std::vector<OpPtr>& ops) {
   return std::all_of(ops.begin(), ops.end(), [](const OpPtr& op) { return op->done; });
 }
 
-// How long the stream holds its next work back. `first`: it had nothing to do before.
+// The time for which the stream delays its next work. `first`: it was idle before.
 microseconds hold(Stream& stream, bool first) {
   if (!seed()) return microseconds(0);
   if (stream.lags && first) return microseconds(kLagUs);
@@ -88,7 +88,7 @@ void work_through(std::shared_ptr<Stream> stream) {
   }
 }
 
-// Somebody waits for it: neither it nor what it waits for is held back any longer.
+// Ends the delays of this work and its predecessors, because a thread waits for it.
 void urge(const OpPtr& op) {
   std::vector<OpPtr> open{op};
   while (!open.empty()) {
@@ -137,7 +137,7 @@ std::shared_ptr<Stream> stream_of(CUstream handle) {
 
 void invalidate(Capture& capture) { capture.invalid = true; }
 
-// Work in the legacy stream would make it wait for these, which are being captured.
+// The streams under capture for which work in the legacy stream would have to wait.
 static std::vector<std::shared_ptr<Stream>> captured_beside(const Stream& stream) {
   std::vector<std::shared_ptr<Stream>> found;
   for (const auto& weak : all().streams) {
@@ -303,7 +303,7 @@ CU_API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 
 CU_API cuStreamDestroy_v2(CUstream handle) {
   CU_ENTER(kDriver | kContext);
-  const auto stream = handles<Stream>().remove(handle);  // what is in it still runs
+  const auto stream = handles<Stream>().remove(handle);  // its work still runs
   if (!stream) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
   if (stream->capture) invalidate(*stream->capture);
@@ -312,7 +312,7 @@ CU_API cuStreamDestroy_v2(CUstream handle) {
   return kSuccess;
 }
 
-// A stream that is asked whether it is done must not be captured; the capture is lost.
+// A captured stream must not be queried; the capture is invalidated.
 static CUresult refuse_captured(Stream& stream) {
   if (CUresult error = check_capture(stream)) return error;
   if (!stream.capture) return kSuccess;
@@ -330,7 +330,7 @@ CU_API cuStreamSynchronize(CUstream handle) {
   }
   if (CUresult error = refuse_while_capturing()) return error;
   OpPtr op;
-  if (stream->legacy) {  // it waits for the blocking streams, too
+  if (stream->legacy) {  // it also waits for the blocking streams
     if (CUresult error = submit(handle, nullptr, &op)) return error;
   }
   std::unique_lock<std::mutex> lock(engine());
@@ -354,7 +354,7 @@ CU_API cuStreamIsCapturing(CUstream handle, int* status) {
   if (!stream) return kInvalidHandle;
   if (!status) return kInvalidValue;
   std::lock_guard<std::mutex> lock(engine());
-  if (!captured_beside(*stream).empty()) return kCaptureImplicit;  // and they go on
+  if (!captured_beside(*stream).empty()) return kCaptureImplicit;  // the captures continue
   *status = !stream->capture ? kCaptureStatusNone
                              : stream->capture->invalid ? kCaptureStatusInvalidated : kCaptureStatusActive;
   return kSuccess;
@@ -367,7 +367,7 @@ CU_API cuStreamGetCaptureInfo_v2(CUstream handle, int* status, std::uint64_t* id
   if (!stream) return kInvalidHandle;
   if (!status) return kInvalidValue;
   std::lock_guard<std::mutex> lock(engine());
-  if (!captured_beside(*stream).empty()) return kCaptureImplicit;  // and they go on
+  if (!captured_beside(*stream).empty()) return kCaptureImplicit;  // the captures continue
   *status = !stream->capture ? kCaptureStatusNone
                              : stream->capture->invalid ? kCaptureStatusInvalidated : kCaptureStatusActive;
   if (id) *id = stream->capture ? stream->capture->id : 0;

@@ -1,8 +1,8 @@
-// Streams and the work in them. Each stream has a thread, which runs its work in order, after the work of other
-// streams that it must wait for, and, with a seed, as late as it likes: what is not ordered happens out of order.
+// Streams and their work. Each stream has a thread, which runs its work in order, after the work of other streams that
+// it must wait for, and, with a seed, with random delays: unordered work runs out of order.
 //
-// BLINK_DOUBLE_SEED: 0 (default): at once. Else: work is held back at random, and some streams hold everything back
-// until somebody waits for it or a few milliseconds have passed.
+// BLINK_DOUBLE_SEED: 0 (default): without delays. Else: work is delayed at random, and some streams delay all work
+// until a thread waits for it or a few milliseconds have passed.
 #pragma once
 
 #include <chrono>
@@ -30,11 +30,11 @@ typedef CUstream_st Stream;
 struct Op {
   Work work;
   std::vector<std::shared_ptr<Op>> after;  // empty once it is done
-  std::vector<std::shared_ptr<Op>> within;  // which its work waits for once it runs; empty once it is done
+  std::vector<std::shared_ptr<Op>> within;  // which its work waits for while it runs; empty once it is done;
   std::vector<std::shared_ptr<Stream>> followers;  // whose work waits for this
   std::weak_ptr<Stream> stream;
   bool done = false, urgent = false;
-  std::chrono::microseconds held{0};  // so long, unless somebody waits for it
+  std::chrono::microseconds held{0};  // its delay, unless a thread waits for it
   std::chrono::steady_clock::time_point done_at;
 };
 typedef std::shared_ptr<Op> OpPtr;
@@ -68,15 +68,15 @@ struct CUstream_st : std::enable_shared_from_this<CUstream_st> {
   std::condition_variable wake;
   std::mt19937_64 random;
   std::shared_ptr<cuda_double::Capture> capture;
-  std::vector<int> heads;  // of the capture: what comes next comes after these nodes
+  std::vector<int> heads;  // of the capture: the next node follows these
 };
 
-// What has happened when an event has: the work that its stream held when it was last recorded.
+// The work behind an event: that of its stream at the last record.
 struct CUevent_st {
   int device = 0;
   bool timed = true;
   cuda_double::OpPtr recorded;
-  std::shared_ptr<cuda_double::Capture> capture;  // it was last recorded in a stream that was being captured
+  std::shared_ptr<cuda_double::Capture> capture;  // set if the last record was in a captured stream
   std::vector<int> heads;
 };
 
@@ -85,28 +85,28 @@ namespace cuda_double {
 // One lock for streams, events and captures.
 std::mutex& engine();
 
-// The stream that a handle means to the calling thread; nullptr: none.
+// The stream of a handle for the calling thread; nullptr: none.
 std::shared_ptr<Stream> stream_of(CUstream handle);
 
-// Puts work into the stream, or into the capture that the stream takes part in (then *op is empty). Takes the lock.
+// Adds work to the stream, or to the capture that contains it (then *op is empty). Takes the lock.
 CUresult submit(CUstream handle, Work work, OpPtr* op = nullptr,
                 std::chrono::microseconds held = std::chrono::microseconds(0));
 
-// With the lock held:
-CUresult check_capture(Stream& stream);  // 0, or why nothing can be put into the stream
+// To be called with the lock held:
+CUresult check_capture(Stream& stream);  // 0, or the reason why the stream accepts no work
 OpPtr enqueue(Stream& stream, Work work, std::vector<OpPtr> after = {});
-void add_node(Stream& stream, Node node);  // to its capture, after what the stream has there
+void add_node(Stream& stream, Node node);  // to its capture, after the stream's nodes
 void complete(const OpPtr& op);
 void wait_for(std::unique_lock<std::mutex>& lock, const OpPtr& op);
 void invalidate(Capture& capture);
 
-void wait_for_op(const OpPtr& op);     // takes the lock
-void await_lazily(const OpPtr& op);    // the same, and nothing is hurried on
-void wait_for_device(int device);     // all that was put into its streams until now; takes the lock
-CUresult refuse_while_capturing();     // kCaptureUnsupported where CUDA calls the call unsafe; the capture is lost
+void wait_for_op(const OpPtr& op);     // takes the lock;
+void await_lazily(const OpPtr& op);    // the same, without ending delays;
+void wait_for_device(int device);     // for all work in its streams so far; takes the lock;
+CUresult refuse_while_capturing();     // kCaptureUnsupported for unsafe calls; invalidates the capture
 
 std::uint64_t seed();
-// With a seed: sleeps for a random while, sometimes. For work that has no stream of its own.
+// With a seed: sometimes sleeps for a random time. For work without a stream of its own.
 void dawdle(std::mt19937_64& random);
 
 }  // namespace cuda_double

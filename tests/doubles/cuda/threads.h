@@ -1,4 +1,4 @@
-// The threads that run blocks and graph nodes, as many as there is work at once: what spins must not wait for a thread.
+// The threads that run blocks and graph nodes, one per running task: a spinning task must not wait for a thread.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// What this library has only so that every symbol is there: one-sided messages, the device interface, parameters and
-// encryption. A call is noted and gets an error; arguments are looked at where a test wants to see that they arrive.
+// Functions that exist only so that no symbol is missing: one-sided messages, the device interface, parameters and
+// encryption. A call is recorded and returns an error; arguments are read only if a test checks that they arrive.
 #include "communicator.h"
 #include "journal.h"
 

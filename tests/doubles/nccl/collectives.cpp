@@ -1,4 +1,4 @@
-// Collectives and messages. Each checks its arguments as NCCL does and becomes a task.
+// Collectives and messages. Each checks its arguments as NCCL does, and adds a task.
 #include <algorithm>
 #include <cstring>
 
@@ -61,7 +61,7 @@ ncclResult_t check(const ncclCollConfig_t* config) {
 
 }  // namespace
 
-// `between`: the arguments between the type and the communicator.
+// `between`: the parameters between the type and the communicator.
 #define LIST(...) __VA_ARGS__
 #define COLLECTIVE(name, between, kind, op, root, reduces, rooted)                                                    \
   NCCL_API(ncclResult_t, nccl##name, (const void* send, void* recv, size_t count, ncclDataType_t type, LIST between   \
@@ -113,7 +113,7 @@ NCCL_API(ncclResult_t, ncclRedOpCreatePreMulSum,
   }
   ncclComm::Scale scale{dtype, residence == 0, scalar, {}, true};
   if (residence == 1) std::memcpy(scale.value, scalar, size_of(dtype));
-  // As NCCL does, numbers of operations that were destroyed are given out again.
+  // As in NCCL, numbers of destroyed operations are reused.
   const auto free = std::find_if(comm->scales.begin(), comm->scales.end(), [](const auto& one) { return !one.alive; });
   *op = kBuiltInOps + static_cast<int>(free - comm->scales.begin());
   if (free != comm->scales.end()) {

@@ -17,7 +17,7 @@ Alive& alive() {
   return only;
 }
 
-// What the real library's own threads do: they call public functions, with communicators that the program knows.
+// The activity of the real library's threads: they call public functions with the program's communicators.
 void look_after(const std::shared_ptr<ncclComm>& comm) {
   std::thread([comm] {
     const Inner guard;

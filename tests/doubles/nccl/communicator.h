@@ -1,4 +1,4 @@
-// A communicator of this library: a rank's seat at a meeting, its device, and what became of its calls.
+// A communicator of this library: a rank's seat at a meeting, its device, and the state of its calls.
 #pragma once
 
 #include <atomic>
@@ -20,18 +20,18 @@ struct ncclComm {
   nccl_double::CUcontext context = nullptr;
   std::shared_ptr<nccl_double::Meeting> meeting;
   std::uint64_t notices = 0;  // of tell_all
-  int children = 0;           // communicators made of this one
-  std::atomic<int> state{ncclSuccess};  // what ncclCommGetAsyncError says
+  int children = 0;           // communicators made from this one;
+  std::atomic<int> state{ncclSuccess};  // returned by ncclCommGetAsyncError
   std::atomic<bool> aborted{false}, ready{false}, finalized{false}, revoked{false}, gone{false};
   void* staging = nullptr;
   void* staging_handle = nullptr;
 
   std::mutex mutex;
   std::condition_variable idle;
-  int pending = 0, running = 0;  // batches that are in streams; that are being worked on
+  int pending = 0, running = 0;  // batches in streams; batches in execution
 
-  // Work of one communicator runs in the order of its calls and of the launches of its graphs, in whichever streams:
-  // the event behind the last; and by capture the one behind the last there.
+  // Work of one communicator runs in the order of its calls and of the launches of its graphs, in any streams: the
+  // event behind the last one, and by capture the event behind the last one there.
   cudaEvent_t order = nullptr;
   std::map<unsigned long long, cudaEvent_t> order_in_captures;
 
@@ -44,12 +44,12 @@ namespace nccl_double {
 constexpr std::size_t kStagingBytes = 4096;
 constexpr int kBuiltInOps = 5;
 
-std::shared_ptr<ncclComm> find(const ncclComm* comm);  // nullptr: none that is alive
+std::shared_ptr<ncclComm> find(const ncclComm* comm);  // nullptr: no live communicator
 
-// The communicator, which is ready for work, or why it is not.
+// Returns the communicator if it is ready for work, or an error.
 ncclResult_t usable(const ncclComm* comm, const char* function, std::shared_ptr<ncclComm>* out);
 
-// A communicator on the calling thread's device, known but not joined; nullptr: no GPU.
+// A new communicator on the calling thread's device, registered but not joined; nullptr: no GPU.
 std::shared_ptr<ncclComm> make(const ncclConfig_t* config, const ncclComm* parent, ncclResult_t* error);
 void forget(ncclComm* comm);
 

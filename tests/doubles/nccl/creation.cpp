@@ -1,4 +1,4 @@
-// How communicators come and go. Making one is a barrier: every rank waits for all others.
+// Creation and destruction of communicators. Creation is a barrier: every rank waits for all others.
 #include <sys/random.h>
 
 #include <algorithm>
@@ -26,13 +26,13 @@ std::string key_of(const ncclUniqueId& id) {
   return key;
 }
 
-// Makes the communicator known, and has it join its meeting. `prepare` fills in key, ranks and rank where that takes
-// talking to others; it may set ranks to 0: this rank is in none.
+// Registers the communicator, and lets it join its meeting. `prepare` sets key, ranks and rank if that needs
+// communication with others; it may set ranks to 0: this rank is in none.
 ncclResult_t begin(const std::shared_ptr<ncclComm>& comm, ncclComm_t* out, Job prepare,
                    const std::shared_ptr<ncclComm>& parent = nullptr) {
   *out = comm.get();
   const bool blocking = comm->blocking;
-  if (parent && !blocking) parent->state = ncclInProgress;  // busy with telling the others
+  if (parent && !blocking) parent->state = ncclInProgress;  // while it notifies the others
   return add_job(comm, [comm, out, prepare, blocking, parent] {
     ncclResult_t result = prepare ? prepare() : ncclSuccess;
     if (parent && !blocking) parent->state = result;

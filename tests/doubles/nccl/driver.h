@@ -1,4 +1,4 @@
-// CUDA as the library reaches it: the driver's interface, opened when it is first needed.
+// The library's access to CUDA: the driver's interface, opened at the first use.
 #pragma once
 
 #include <cstddef>
@@ -40,12 +40,12 @@ struct Driver {
 
 constexpr unsigned kEventExternal = 1;  // CU_EVENT_WAIT_EXTERNAL, CU_EVENT_RECORD_EXTERNAL
 
-const Driver* driver();  // nullptr: no GPU here
+const Driver* driver();  // nullptr: no GPU
 
-// The calling thread's device; like CUDA's runtime, makes device 0's context current where there is none.
+// The calling thread's device; like CUDA's runtime, makes device 0's context current if no context is.
 bool current_device(int* device, CUcontext* context);
 
-// A context is current while it lives, and what it calls does not disturb a capture.
+// Makes a context current while it lives; its calls do not invalidate a capture.
 class Current {
  public:
   explicit Current(CUcontext context);

@@ -37,7 +37,7 @@ struct Narrow {
     if (std::isinf(value)) return {static_cast<Bits>(sign | infinite)};
     if (value == 0) return {sign};
     const int exponent = std::max(std::ilogb(value), 1 - kBias);
-    // In units of the last place there is; nearbyint rounds to even. A carry moves into the exponent by itself.
+    // In units of the last place; nearbyint rounds to even. A carry propagates into the exponent.
     const double units = std::nearbyint(std::ldexp(std::fabs(value), Mantissa - exponent));
     const auto wide_bits = static_cast<std::int64_t>(units) +
                            (static_cast<std::int64_t>(exponent + kBias - 1) << Mantissa);
@@ -55,7 +55,7 @@ struct Plain {
   static Plain of(Wide wide) { return {static_cast<T>(wide)}; }
 };
 
-// Integers wrap: they are added and multiplied without a sign.
+// Integers wrap: they are added and multiplied as unsigned.
 template <class W>
 using Wrapping = std::conditional_t<std::is_integral<W>::value, std::uint64_t, W>;
 template <class W>

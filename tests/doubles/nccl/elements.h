@@ -1,5 +1,5 @@
-// Reductions of NCCL's types. Operands are taken in the order of the ranks; integers wrap, narrow
-// floats are added in double and rounded once. Exact data gives the same bits whatever the order.
+// Reductions of NCCL's types. Operands are reduced in the order of the ranks; integers wrap, narrow floats are added in
+// double and rounded once. Exact data give the same bits in every order.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ std::size_t size_of(int dtype);  // 0: no such type
 
 enum Fold { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4, kPreMulSum = 5 };
 
-// output[i] = fold of operands[r][i]. `scales`: of kPreMulSum, one of the type for each operand.
+// output[i] = fold of operands[r][i]. `scales`: for kPreMulSum, one value of the type per operand.
 void reduce(Fold fold, int dtype, const std::vector<const char*>& operands, const std::vector<const char*>& scales,
             char* output, std::size_t count);
 

@@ -44,7 +44,7 @@ ncclResult_t run_jobs(const std::vector<std::pair<std::shared_ptr<ncclComm>, Job
   return in_progress ? ncclInProgress : ncclSuccess;
 }
 
-// Non-blocking communicators get their work from a thread of their own, when the call has returned.
+// Work of nonblocking communicators runs in a separate thread, after the return of the call.
 ncclResult_t launch_or_defer(const std::shared_ptr<ncclComm>& comm, const std::vector<Task>& tasks) {
   return comm->blocking ? launch(comm, tasks) : run_jobs({{comm, [comm, tasks] { return launch(comm, tasks); }}});
 }
@@ -111,6 +111,6 @@ NCCL_API(ncclResult_t, ncclGroupSimulateEnd, (void*)) {
   note(__func__);
   if (group.depth == 0) return fail(ncclInvalidUsage, "ncclGroupSimulateEnd: not in a group call");
   if (--group.depth > 0) return ncclSuccess;
-  group = Group();  // nothing runs
+  group = Group();  // drops all calls
   return ncclSuccess;
 }

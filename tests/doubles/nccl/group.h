@@ -1,5 +1,5 @@
-// Groups. At the end happens everything that was called since the start: communicators are made side by side,
-// then collectives and messages go into their streams.
+// Groups. The end of a group executes all calls since its start: communicators are created in parallel, then
+// collectives and messages are enqueued in their streams.
 #pragma once
 
 #include <functional>
@@ -19,23 +19,23 @@ struct Task {
   int dtype;
   Fold fold;
   int root;  // or the peer
-  ncclComm::Scale scale;  // of kPreMulSum
+  ncclComm::Scale scale;  // for kPreMulSum
   cudaStream_t stream;
 };
 
-// One piece of work that makes, splits or ends a communicator, which is done in a thread of its own.
+// A task that creates, splits or destroys a communicator, in its own thread.
 typedef std::function<ncclResult_t()> Job;
 
 bool in_group();
-// A call was refused: the group's end returns its error, and runs nothing.
+// A call was rejected: the group's end returns its error, and executes nothing.
 void fail_group(ncclResult_t error);
 void start_group();
 ncclResult_t end_group();
-// Runs at once, or at the end of the group of the calling thread.
+// Runs the job at once, or at the end of the calling thread's group.
 ncclResult_t add_job(const std::shared_ptr<ncclComm>& comm, Job job);
 ncclResult_t add_task(const std::shared_ptr<ncclComm>& comm, const Task& task);
 
-// The tasks of one communicator: into their streams.
+// Enqueues the tasks of one communicator in their streams.
 ncclResult_t launch(const std::shared_ptr<ncclComm>& comm, const std::vector<Task>& tasks);
 
 }  // namespace nccl_double

@@ -1,5 +1,5 @@
 // The calls that reached this library: one line for each in the file BLINK_DOUBLE_NCCL_JOURNAL,
-// "<function> <communicator> <rank> <count> <process> outer|inner"; "inner" are the calls that the library itself made.
+// "<function> <communicator> <rank> <count> <process> outer|inner"; "inner" are calls by the library itself.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@ namespace nccl_double {
 
 void note(const char* function, ncclComm_t comm = nullptr, std::size_t count = 0);
 
-// While it lives, the calls of this thread are the library's own.
+// While it lives, the calls of this thread count as the library's own.
 class Inner {
  public:
   Inner();
   ~Inner();
 };
 
-// What went wrong last, for ncclGetLastError. Printed, too, if NCCL_DEBUG is WARN or more. Returns `code`.
+// Sets the last error, for ncclGetLastError; prints it if NCCL_DEBUG is WARN or more. Returns `code`.
 ncclResult_t fail(ncclResult_t code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 const char* last_failure();
 

@@ -34,12 +34,12 @@ Open& open_meetings() {
   return only;
 }
 
-// What precedes each message.
+// The header of each message.
 struct Head { std::uint64_t mark, bytes; };
 constexpr std::size_t kHeaderBytes = 4096;
 constexpr std::uint64_t kMark = 0x62756f64206c6363ull;
 
-// The next bytes of a stream, as many as are there or fit.
+// Adds bytes to a stream, as many as fit.
 std::size_t put(Stream& stream, const char* data, std::size_t bytes) {
   const std::uint64_t written = stream.written.load(std::memory_order_relaxed);
   const std::uint64_t room = kStreamBytes - (written - stream.read.load(std::memory_order_acquire));
@@ -70,7 +70,8 @@ struct Moving {
 
 typedef std::map<int, std::deque<Moving>> MovingByPeer;
 
-// Moves on the first message with each peer. `move` puts or takes what goes now, and says how many bytes that were.
+// Progresses the first message with each peer. `move` puts or takes the bytes that are possible now, and returns their
+// number.
 template <class Move>
 ncclResult_t advance(MovingByPeer* all, const Move& move, int rank, std::size_t* left, std::size_t* moved) {
   for (auto& entry : *all) {
@@ -95,7 +96,7 @@ ncclResult_t advance(MovingByPeer* all, const Move& move, int rank, std::size_t*
   return ncclSuccess;
 }
 
-// Gone, or a zombie that nobody has waited for yet.
+// True if the process has ended, or is a zombie.
 bool is_dead(int process) {
   char path[32], text[256] = "";
   std::snprintf(path, sizeof path, "/proc/%d/stat", process);
@@ -155,7 +156,7 @@ ncclResult_t Meeting::join(const std::string& key, int ranks, int rank, const St
   meeting->header_->joined.fetch_add(1);
   Header& header = *meeting->header_;
   const ncclResult_t met = meeting->wait([&] { return header.joined.load() == ranks; }, stop);
-  unlink(meeting->path_.c_str());  // all have it, or it will not be needed
+  unlink(meeting->path_.c_str());  // all ranks have it open, or it will not be needed
   *out = meeting;
   return met;
 }

@@ -1,5 +1,5 @@
-// Where the ranks of one communicator meet, threads or processes: a file of shared memory named by the unique id,
-// a seat for each rank, and for each ordered pair two streams of bytes, one for collectives and one for send and recv.
+// The meeting place of one communicator's ranks, threads or processes: a file of shared memory named by the unique id,
+// with a seat per rank, and two byte streams per ordered pair, one for collectives and one for send and recv.
 #pragma once
 
 #include <atomic>
@@ -39,15 +39,15 @@ typedef std::function<bool()> Stop;
 
 class Meeting {
  public:
-  // Takes the rank's seat and waits for all others.
+  // Takes the rank's seat, and waits for all others.
   static ncclResult_t join(const std::string& key, int ranks, int rank, const Stop& stop,
                            std::shared_ptr<Meeting>* out);
   ~Meeting();
 
-  // What every rank says, by rank; at most kNoticeBytes each.
+  // Exchanges the ranks' texts, by rank; at most kNoticeBytes each.
   ncclResult_t tell_all(int rank, std::uint64_t* number, const std::string& words, const Stop& stop,
                         std::vector<std::string>* said);
-  // Sends and receives all messages side by side; those between the same two ranks in order.
+  // Sends and receives all messages in parallel; those between the same two ranks in order.
   ncclResult_t exchange(Channel channel, int rank, const std::vector<Message>& sends,
                         const std::vector<Message>& receives, const Stop& stop);
 

@@ -1,4 +1,4 @@
-// Memory that the library allocates, and registration, which nothing here depends on.
+// Memory allocated by the library, and registration, which has no effect here.
 #include "communicator.h"
 #include "journal.h"
 

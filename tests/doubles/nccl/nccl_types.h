@@ -5,8 +5,8 @@
 
 constexpr int kUndefined = NCCL_CONFIG_UNDEF_INT;
 
-// Calls of public functions from within go through the procedure linkage table, as in the real library: the `nccl`
-// names are weak aliases that a preloaded library may take.
+// Internal calls of public functions use the procedure linkage table, as in the real library: the `nccl` names are weak
+// aliases that a preloaded library may override.
 #define NCCL_API(type, name, arguments)                                                                  \
   extern "C" __attribute__((visibility("default"))) type p##name arguments;                              \
   extern "C" __attribute__((visibility("default"), weak, alias("p" #name))) type name arguments;         \

@@ -1,4 +1,4 @@
-// What a program can ask: versions, errors, and what a communicator is.
+// Queries: versions, errors, and properties of a communicator.
 #include <cstdlib>
 
 #include "communicator.h"
@@ -62,7 +62,7 @@ NCCL_API(ncclResult_t, ncclCommSuspend, (ncclComm_t handle, int flags)) {
   return handle && find(handle) && flags == 1 ? ncclSuccess : fail(ncclInvalidArgument, "ncclCommSuspend");
 }
 
-// A plugin of NCCL's is code of another library that NCCL calls; here at the address that a variable holds.
+// NCCL calls plugins, which are code of other libraries; here one at the address in a variable.
 NCCL_API(ncclResult_t, ncclCommResume, (ncclComm_t handle)) {
   note(__func__, handle);
   if (const char* plugin = std::getenv("BLINK_DOUBLE_NCCL_PLUGIN")) {

@@ -1,5 +1,5 @@
-// How a collective is done: a function in the stream meets the other ranks: inputs travel whole, and each rank works
-// out its own output.
+// Execution of a collective: a function in the stream meets the other ranks; inputs are exchanged whole, and each rank
+// computes its own output.
 #include <algorithm>
 #include <cstring>
 
@@ -12,10 +12,10 @@ namespace {
 struct Batch {
   std::shared_ptr<ncclComm> comm;
   std::vector<Task> tasks;
-  bool replayed = false;  // captured: it runs as often as its graph
+  bool replayed = false;  // captured: it runs at each launch of its graph
 };
 
-// The bytes that move, block by block: who sends which to whom, and where they are put down.
+// The transfers of a call, block by block: sender, receiver, and place.
 class Round {
  public:
   Round(ncclComm& comm, const Task& task)
@@ -81,7 +81,7 @@ class Round {
     if (task_.fold == kPreMulSum) {
       std::memcpy(scale, task_.scale.on_device ? task_.scale.device : task_.scale.value, size_of(task_.dtype));
     }
-    // Operands come scaled with their own rank's number, which is sent along.
+    // Each rank scales its operands with its own number, which is sent along.
     std::vector<std::vector<char>> own;
     for (int to = 0; to < comm_.ranks; ++to) {
       const char* data = piece(to);
@@ -151,7 +151,7 @@ void in_stream(void* data) {
 
 }  // namespace
 
-// Nobody says when a graph is gone: what was captured stays.
+// The end of a graph's life is unknown, so captured batches are never freed.
 static void keep(Batch* batch) {
   static std::mutex& mutex = *new std::mutex;
   static std::vector<Batch*>& captured = *new std::vector<Batch*>;
@@ -159,8 +159,8 @@ static void keep(Batch* batch) {
   captured.push_back(batch);
 }
 
-// Before: what this communicator was told earlier. A graph waits for it at each of its launches, and is itself waited
-// for: NCCL's graph mixing.
+// Before: earlier calls of this communicator. Each launch of a graph waits for them, and later calls wait for it:
+// NCCL's graph mixing.
 static int follow(ncclComm& comm, cudaStream_t stream, unsigned long long capture) {
   const Driver& cuda = *driver();
   if (!capture) return cuda.wait_event(stream, comm.order, 0);
@@ -201,7 +201,7 @@ ncclResult_t launch(const std::shared_ptr<ncclComm>& comm, const std::vector<Tas
     }
   }
   int error = follow(*comm, stream, capture);
-  // And what was put into the other streams.
+  // Also waits for earlier work in the other streams.
   cudaEvent_t event = nullptr;
   if (!others.empty()) {
     error |= cuda.event_create(&event, 2);
@@ -225,7 +225,7 @@ ncclResult_t launch(const std::shared_ptr<ncclComm>& comm, const std::vector<Tas
     }
     return fail(ncclUnhandledCudaError, "the driver refuses work: %d", refused);
   }
-  // After: the other streams go on when it is done.
+  // After: the other streams continue when the call is complete.
   if (!others.empty()) {
     error |= cuda.event_record(event, stream);
     for (cudaStream_t other : others) error |= cuda.wait_event(other, event, 0);

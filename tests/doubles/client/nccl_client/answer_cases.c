@@ -1,4 +1,4 @@
-// The library refuses what is wrong.
+// The library rejects invalid calls.
 #include <string.h>
 
 #include "cases.h"
@@ -54,7 +54,7 @@ void run_errors(struct World* world) {
   EXPECT(bad, ncclCommInitAll(NULL, 1, NULL));
   EXPECT(ncclInvalidUsage, ncclGroupEnd());
   EXPECT(ncclSuccess, ncclCommDestroy(NULL));
-  // What was refused left nothing behind.
+  // A rejected call has no side effects.
   const struct Call call = {kAllReduce, 10, ncclInt32, ncclSum, 0, false, false, false, 0};
   check(world, &call);
 }

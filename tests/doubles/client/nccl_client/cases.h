@@ -1,4 +1,4 @@
-// The situations that the client plays through, in this order: run_errors, ….
+// The cases of the client, in this order: run_errors, ….
 #pragma once
 
 #include "check.h"
@@ -8,7 +8,7 @@
   X(graph) X(graph_fork) X(graph_order) X(graph_lost) X(split) X(shrink) X(grow) X(nonblocking) X(finalize)     \
   X(abort)
 
-// These only where they are named.
+// Cases that run only if they are named.
 #define LONG_CASES(X) X(six)
 
 // Messages of int32, `place` bytes into the buffers, on the local stream.

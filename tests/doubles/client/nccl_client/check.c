@@ -127,7 +127,7 @@ void call_all(struct World* world, const struct Call* call, ncclComm_t* comms, c
   end_calls(world);
 }
 
-// What element `i` of the output must be.
+// Returns the expected element `i` of the output.
 static long output_value(const struct World* world, const struct Local* local, const struct Call* call, size_t i) {
   const size_t block = call->count ? i / call->count : 0, within = call->count ? i % call->count : 0;
   const size_t own = (size_t)local->rank * call->count;
@@ -169,7 +169,7 @@ void look_at(struct World* world, const struct Local* local, const struct Call* 
   char* expected = malloc(longest + 64);
   const CUdeviceptr bases[] = {local->send, local->recv};
   for (int b = 0; b < 2; ++b) {
-    // What the buffer must hold now: guards, then what was put in, then the output over it.
+    // The expected buffer: guards, then the input, then the output over it.
     memset(expected, kGuard, longest);
     if (place.recv >= bases[b] && place.recv < bases[b] + longest) {
       memset(expected + (place.recv - bases[b]), kUntouched, place.recv_bytes);
@@ -187,7 +187,7 @@ void look_at(struct World* world, const struct Local* local, const struct Call* 
       }
     }
     if (b == 0 && call->in_place && call->kind == kReduceScatter) {
-      // Only the rank's own block is an output; the other blocks of a send buffer in place may be used for the work.
+      // Only the rank's own block is an output; the library may use the other blocks of an in-place send buffer.
       compare(world, local, call, "output", seen[b] + (place.recv - bases[b]), expected + (place.recv - bases[b]),
               place.recv_bytes);
       continue;

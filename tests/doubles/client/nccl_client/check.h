@@ -1,5 +1,5 @@
-// Whether the outcome of one collective is right. Inputs are put in place, the call is made on all local ranks, and
-// outputs, untouched inputs and the bytes around both are compared bit by bit.
+// The check of one collective. Inputs are written, the call is made on all local ranks, and outputs, unchanged inputs
+// and the bytes around both are compared bit by bit.
 #pragma once
 
 #include "values.h"
@@ -15,25 +15,25 @@ struct Call {
   ncclDataType_t type;
   ncclRedOp_t op;
   int root;
-  bool in_place, shifted, with_config;  // shifted: buffers begin one element past an aligned address
-  long factor;                          // of a PreMulSum operation `op`, which is made of a sum; 0: not one
+  bool in_place, shifted, with_config;  // shifted: buffers begin one element past an aligned address;
+  long factor;                          // of a PreMulSum operation `op`, made from a sum; 0: another operation
 };
 
 const char* name_of(enum Kind kind);
 bool reduces(enum Kind kind);
 
-// A piece of the rank's buffers, for one of several calls that run together.
+// A part of the rank's buffers, for one of several calls that run together.
 struct Local piece(const struct Local* local, int index);
 
-// Where a rank's call reads and writes.
+// The buffers of a rank's call.
 struct Place { CUdeviceptr send, recv; size_t send_bytes, recv_bytes; };
 struct Place place_of(const struct World* world, const struct Local* local, const struct Call* call);
 
 void put_in(struct World* world, const struct Local* local, const struct Call* call, cudaStream_t stream);
 ncclResult_t make_call(const struct Local* local, const struct Call* call, ncclComm_t comm, cudaStream_t stream);
-// On all local ranks: their own communicators for NULL.
+// Makes the call on all local ranks; `comms` or `streams` NULL: their own.
 void call_all(struct World* world, const struct Call* call, ncclComm_t* comms, cudaStream_t* streams);
 void look_at(struct World* world, const struct Local* local, const struct Call* call, cudaStream_t stream);
 
-// All three, on the communicator and the stream of each local rank.
+// Does all three, on the communicator and the stream of each local rank.
 void check(struct World* world, const struct Call* call);

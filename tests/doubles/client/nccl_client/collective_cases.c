@@ -1,4 +1,4 @@
-// Every collective gives the right bits for every type, operation, size and place.
+// Every collective gives the correct bits for every type, operation, size and place.
 #include "cases.h"
 
 static struct Call call_of(enum Kind kind, size_t count, ncclDataType_t type, ncclRedOp_t op, int root) {

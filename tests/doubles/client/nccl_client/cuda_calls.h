@@ -1,4 +1,4 @@
-// The functions of the driver that the client calls. It opens BLINK_CUDA_LIB, or libcuda.so.1.
+// The driver's functions that the client calls. It opens BLINK_CUDA_LIB, or libcuda.so.1.
 #pragma once
 
 #include <stddef.h>
@@ -44,4 +44,4 @@ struct Cuda {
 };
 extern struct Cuda cuda;
 
-void open_cuda(void);  // ends the program where there is none
+void open_cuda(void);  // exits the program without a driver

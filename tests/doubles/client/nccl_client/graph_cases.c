@@ -1,5 +1,5 @@
-// One communicator's work keeps its order where only NCCL orders it: between graphs, and between graphs and calls. And
-// a call is refused, and nothing else broken, where the capture of its stream has failed.
+// One communicator's calls keep their order if only NCCL orders them: between graphs, and between graphs and calls. A
+// call whose stream capture has failed is rejected without other effects.
 #include <string.h>
 
 #include "cases.h"
@@ -8,9 +8,9 @@ static const struct Call kCall = {kAllReduce, 999, ncclInt32, ncclSum, 0, false,
 
 enum { kElements = 999, kLanes = 6, kWays = 8, kSteps = 10, kRegionBytes = 16384, kRounds = 3 };
 
-// Of run_graph_order, in which each step reads, in another stream, what the one before wrote. g: a graph, f: a graph of
-// two calls in two streams, captured at the same time as the other one, e: a call outside of graphs. And which step is
-// the first of each.
+// The steps of run_graph_order. Each reads, in another stream, the data that the previous one wrote. g: a graph, f: a
+// graph of two calls in two streams, captured at the same time as the other one, e: a call outside of graphs. Also the
+// first step of each.
 static const char kWay[kWays + 1] = "gegfefee";
 static const int kFirst[kWays] = {0, 1, 2, 3, 5, 6, 8, 9};
 // Steps that are messages, which NCCL serves: alone after a graph and before one, after another call of their graph and
@@ -66,11 +66,11 @@ static void replay(struct World* world, const struct Call* call, const struct Gr
   }
 }
 
-// Captured once, run several times, with calls outside the graph between.
+// Captured once, and run several times with calls between the runs.
 static void capture_and_replay(struct World* world, const struct Call* call, bool fork) {
   struct Graphs graphs;
   cudaStream_t side[kMostRanks];
-  check(world, call);  // whatever is set up at the first call
+  check(world, call);  // completes the setup of the first call
   make_streams(world, side);
   begin_capture(world, world->own);
   if (fork) follow(world, world->own, side);
@@ -106,7 +106,7 @@ static CUdeviceptr region(const struct Local* local, int number) {
   return local->recv + (CUdeviceptr)number * kRegionBytes;
 }
 
-// Sums once, and then keeps the sum, which all ranks have: what is not there yet is negative.
+// Sums once, and then forwards the sum, which all ranks have; data that are not complete are negative.
 static void step(struct World* world, int number, cudaStream_t* stream) {
   begin_calls(world);
   FOR_LOCALS(local) {
@@ -132,7 +132,7 @@ static void capture_one(struct World* world, struct Chain* chain, int way) {
   end_capture(world, chain->lane[0], &chain->graphs[way]);
 }
 
-// Two forks at once, their calls in turn. In each fork only the communicator orders the two.
+// Two forks at once, with alternating calls. In each fork only the communicator orders the two.
 static void capture_forks(struct World* world, struct Chain* chain, int one, int other) {
   const int way[2] = {one, other};
   for (int f = 0; f < 2; ++f) {
@@ -184,7 +184,7 @@ static void look_at_regions(struct World* world) {
 
 void run_graph_order(struct World* world) {
   struct Chain chain;
-  check(world, &kCall);  // whatever is set up at the first call
+  check(world, &kCall);  // completes the setup of the first call
   for (int l = 0; l < kLanes; ++l) make_streams(world, chain.lane[l]);
   for (int way = 0; way < kWays; ++way) {
     if (kWay[way] == 'g') capture_one(world, &chain, way);
@@ -211,7 +211,7 @@ void run_graph_order(struct World* world) {
   for (int l = 0; l < kLanes; ++l) end_streams(world, chain.lane[l]);
 }
 
-// All streams of a group's calls are captured by the same graph, or none is.
+// Either the same graph captures all streams of a group's calls, or none is captured.
 static void in_half_a_capture(struct World* world) {
   cudaStream_t others[kMostRanks];
   make_streams(world, others);
@@ -245,7 +245,7 @@ static void refused(struct World* world, cudaStream_t* stream, const char* what)
   if (result != ncclUnhandledCudaError) wrong(world, world->local[0].rank, "%s gives %d", what, (int)result);
 }
 
-// The default stream waits for streams that are being captured, which cannot be.
+// The default stream waits for captured streams, which is an error.
 static void on_the_legacy_stream(struct World* world) {
   cudaStream_t blocking[kMostRanks];
   FOR_LOCALS(local) {
@@ -262,7 +262,7 @@ static void on_the_legacy_stream(struct World* world) {
   end_streams(world, blocking);
 }
 
-// A stream must not be waited for while it is captured: that ends the capture.
+// A captured stream must not be waited for: that invalidates the capture.
 void run_graph_lost(struct World* world) {
   check(world, &kCall);
   on_the_legacy_stream(world);

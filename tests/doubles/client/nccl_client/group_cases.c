@@ -39,7 +39,7 @@ void look_at_message(struct World* world, const struct Local* local, int from, s
 
 void run_messages(struct World* world) {
   const int n = world->ranks;
-  static const size_t counts[] = {1, 100, 5000, 40000};  // the last is more than any buffer on the way holds
+  static const size_t counts[] = {1, 100, 5000, 40000};  // the last exceeds every intermediate buffer
   for (int c = 0; c < 4; ++c) {
     for (int step = 0; step < n; ++step) {  // step 0: to itself
       FOR_LOCALS(local) fill_message(world, local, local->rank, counts[c], 0);
@@ -53,8 +53,8 @@ void run_messages(struct World* world) {
   }
 }
 
-// Messages of all types and some sizes from every rank to every rank, in both directions and to itself, three of each
-// pair in a row, in one group, on two streams by turns; with nothing but messages in flight, or in a row of such groups.
+// Messages of all types and some sizes between all ranks, in both directions and to the same rank, three per pair in
+// sequence, in one group, alternating between two streams; only messages in flight, or several such groups in sequence.
 enum { kInARow = 3 };
 static const size_t kExchanged[kInARow] = {0, 1, 4099};
 

@@ -1,4 +1,4 @@
-// Communicators come and go as they should.
+// Creation and destruction of communicators.
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 
 static const struct Call kSome = {kAllReduce, 321, ncclFloat32, ncclSum, 0, false, false, false, 0};
 
-// One collective over other communicators than those of the world, by local rank; NULL: in none.
+// One collective on other communicators than the world's, by local rank; NULL: in none.
 static void check_on(struct World* world, const struct Call* call, ncclComm_t* comms) {
   struct World there = *world;
   there.locals = 0;
@@ -19,7 +19,7 @@ static void check_on(struct World* world, const struct Call* call, ncclComm_t* c
     *other = *local;
     other->comm = comm;
   }
-  // Ranks of one thread may be in communicators of their own: each has its number of ranks.
+  // Ranks of one thread may be in communicators of different sizes.
   for (int i = 0; i < there.locals; ++i) {
     NCCL(ncclCommUserRank(there.local[i].comm, &there.local[i].rank));
     NCCL(ncclCommCount(there.local[i].comm, &there.ranks));
@@ -40,7 +40,7 @@ static void check_on(struct World* world, const struct Call* call, ncclComm_t* c
 
 void run_split(struct World* world) {
   ncclComm_t child[kMostRanks], grandchild[kMostRanks];
-  for (int way = 0; way < 3; ++way) {  // all; even and odd, backwards; all but the last
+  for (int way = 0; way < 3; ++way) {  // all; even and odd, reversed; all but the last
     begin_calls(world);
     FOR_LOCALS(local) {
       const int last = local->rank == world->ranks - 1;
@@ -76,7 +76,7 @@ void run_split(struct World* world) {
       destroy_comms(world, grandchild);
     }
     destroy_comms(world, child);
-    check(world, &kSome);  // the parent goes on
+    check(world, &kSome);  // the parent continues to work
   }
 }
 
@@ -96,7 +96,7 @@ void run_shrink(struct World* world) {
   destroy_comms(world, less);
 }
 
-// All but the last rank are a communicator, which the last one joins.
+// All but the last rank form a communicator, which the last one joins.
 void run_grow(struct World* world) {
   if (world->ranks < 2) return;
   ncclComm_t less[kMostRanks], whole[kMostRanks];
@@ -126,7 +126,7 @@ static void in_time(struct World* world, ncclResult_t result) {
   if (result != ncclInProgress) NCCL(result);
 }
 
-// A call on one stream sums what messages on another one bring, which NCCL enqueues when their call has returned.
+// A call on one stream sums the data of messages on another one, which NCCL enqueues when their call has returned.
 static void sum_of_messages(struct World* world, ncclComm_t* comm, cudaStream_t* other) {
   const int n = world->ranks;
   FOR_LOCALS(local) {
@@ -187,8 +187,8 @@ void run_finalize(struct World* world) {
   destroy_comms(world, comm);
 }
 
-// The last rank never makes the call that all others wait in. Everybody aborts; nobody hangs, and the streams and
-// the other communicators go on.
+// The last rank never makes the call that all others wait in. All ranks abort; none hangs, and the streams and the
+// other communicators continue to work.
 void run_abort(struct World* world) {
   if (world->ranks < 2) return;
   for (int kind = 0; kind < 2; ++kind) {

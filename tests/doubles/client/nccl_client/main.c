@@ -1,5 +1,5 @@
-// A program against NCCL's interface, which knows nothing of Blink: it plays through cases, checks every bit and prints
-// one line of JSON for each case. Exit code 1: something was wrong; 2: it could not begin.
+// A program that uses NCCL's interface and does not know Blink. It runs cases, checks every bit and prints one line of
+// JSON per case. Exit code 1: an error; 2: the setup failed.
 //
 //   nccl_client --mode process --ranks 4 --rank 1 --id FILE       one process per rank
 //   nccl_client --mode threads|all|group --ranks 4                threads; ncclCommInitAll; ncclCommInitRank in a group
@@ -51,7 +51,7 @@ static long play(const struct Options* options, int first_rank, int locals) {
     world->what = one->name;
     world->checks = world->failures = 0;
     one->run(world);
-    // Wrong numbers are none of Blink's doing where the communicator says that a rank has failed: it is asked.
+    // Wrong numbers are not Blink's error if the communicator reports a failed rank, so it is queried.
     for (int k = 0; world->failures && k < locals; ++k) {
       const ncclResult_t state = settled(world->local[k].comm);
       if (state == ncclSuccess) continue;

@@ -1,5 +1,5 @@
-// Six communicators at once, as training in five dimensions has them: world, data, tensor, pipeline, expert and context
-// parallel. Every rank launches their calls and graphs in an order of its own, and waits for nothing in between.
+// Six communicators at once, as in training with five kinds of parallelism: world, data, tensor, pipeline, expert and
+// context. Every rank launches their calls and graphs in its own order, without waits in between.
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 
 enum { kSix = 6, kElements = 1000, kRegionBytes = 8192, kBurst = 4 };
 
-// Of communicator c, the ranks with the same color are together.
+// For communicator c: ranks with the same color are in one group.
 static int color_of(int c, int rank, bool all) {
   const int colors[kSix] = {0, rank % 2, rank / 2, rank % 4, rank / 4, 0};
   return all ? 0 : colors[c];
@@ -22,13 +22,13 @@ struct Six {
   ncclComm_t comm[kSix][kMostRanks];
   cudaStream_t lane[kSix][kMostRanks];
   CUgraph graph[kSix + 1][kMostRanks];
-  CUgraphExec exec[kSix + 1][kMostRanks];  // of two calls of one; the last: one call of each, side by side
-  unsigned calls[kSix];                    // made so far
+  CUgraphExec exec[kSix + 1][kMostRanks];  // of two calls of one; the last: one call of each, in parallel;
+  unsigned calls[kSix];                    // number of calls so far
 };
 
 static CUdeviceptr region(const struct Local* local, int c) { return local->recv + (CUdeviceptr)c * kRegionBytes; }
 
-// Multiplies what is there by the number of ranks: by a power of two, so exactly.
+// Multiplies the data by the number of ranks, a power of two, so the result is exact.
 static void call(struct World* world, struct Six* six, const struct Local* local, int c) {
   void* const at = (void*)region(local, c);
   NCCL(ncclAllReduce(at, at, kElements, ncclFloat32, ncclSum, six->comm[c][local->index], six->lane[c][local->index]));
@@ -67,7 +67,7 @@ static void fill(struct World* world, struct Six* six) {
   memset(six->calls, 0, sizeof six->calls);
 }
 
-// A burst: what each communicator runs is the same on all ranks, the order among communicators is not.
+// A burst: each communicator's sequence is equal on all ranks, the order among communicators is not.
 static void burst(struct World* world, struct Six* six, unsigned run) {
   unsigned same = run * 7919u + 1;
   bool replays[kBurst][kSix];
@@ -102,7 +102,7 @@ static void look(struct World* world, struct Six* six) {
       float factor = 1;
       NCCL(ncclCommCount(six->comm[c][i], &ranks));
       for (unsigned k = 0; k < six->calls[c]; ++k) factor *= (float)ranks;
-      CU(cuda.cuStreamSynchronize(six->lane[0][i]));  // of the graph of all
+      CU(cuda.cuStreamSynchronize(six->lane[0][i]));  // of the graph of all six
       CU(cuda.cuMemcpyDtoHAsync_v2(seen, region(local, c), sizeof seen, six->lane[c][i]));
       CU(cuda.cuStreamSynchronize(six->lane[c][i]));
       ++world->checks;
@@ -116,7 +116,7 @@ static void look(struct World* world, struct Six* six) {
   }
 }
 
-// CLIENT_RUNS: so many. CLIENT_SIX=all: every rank is in every communicator; else each has the ranks of its dimension.
+// CLIENT_RUNS: number of bursts. CLIENT_SIX=all: every rank is in every communicator; else in those of its dimensions.
 void run_six(struct World* world) {
   struct Six six;
   const char* const runs = getenv("CLIENT_RUNS");
@@ -124,7 +124,7 @@ void run_six(struct World* world) {
   const bool all = who && !strcmp(who, "all");
   for (int c = 0; c < kSix; ++c) {
     make_streams(world, six.lane[c]);
-    FOR_LOCALS(local) six.comm[c][local->index] = local->comm;  // the first is the world's own
+    FOR_LOCALS(local) six.comm[c][local->index] = local->comm;  // the first is the world
     if (c == 0) continue;
     begin_calls(world);
     FOR_LOCALS(local) {

@@ -1,9 +1,9 @@
-// The order of streams is kept.
+// The order of streams is preserved.
 #include "cases.h"
 
 static const struct Call kSmall = {kAllReduce, 999, ncclFloat32, ncclSum, 0, false, false, false, 0};
 
-// Input is made in one stream, reduced in a second, read in a third: only events order them.
+// Input is written in one stream, reduced in a second, read in a third; only events order them.
 static void in_three_streams(struct World* world, cudaStream_t* second, cudaStream_t* third) {
   for (int round = 0; round < 6; ++round) {
     struct Call call = kSmall;
@@ -17,7 +17,7 @@ static void in_three_streams(struct World* world, cudaStream_t* second, cudaStre
   }
 }
 
-// Two calls of one communicator in two streams run in the order of the calls: the second reads what the first wrote.
+// Two calls of one communicator in two streams run in the order of the calls: the second reads the output of the first.
 static void one_after_the_other(struct World* world, cudaStream_t* second, cudaStream_t* third) {
   FOR_LOCALS(local) put_in(world, local, &kSmall, local->stream);
   follow(world, world->own, second);
@@ -32,8 +32,9 @@ static void one_after_the_other(struct World* world, cudaStream_t* second, cudaS
   FOR_LOCALS(local) look_at(world, local, &kSmall, third[local->index]);
 }
 
-// Calls of one group in several streams, an AllGather, an AllReduce and a message: each begins when all streams get
-// there, and each stream goes on when all is done. So no call's data are made or read in its own stream.
+// Calls of one group in several streams, an AllGather, an AllReduce and a message. Each begins when all streams have
+// reached it, and each stream continues when all calls are complete. So no call's data are written or read in its
+// stream.
 static void in_one_group(struct World* world, cudaStream_t* second, cudaStream_t* third) {
   enum { kCount = 30000, kPlace = kBufferBytes / kPieces * 2 };
   const int n = world->ranks;

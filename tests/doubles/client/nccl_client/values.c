@@ -17,7 +17,7 @@ static unsigned narrow(long value, int exponent_bits, int mantissa_bits) {
   const unsigned long fraction = magnitude - (1ul << exponent);
   const unsigned long mantissa =
       exponent <= mantissa_bits ? fraction << (mantissa_bits - exponent) : fraction >> (exponent - mantissa_bits);
-  if (exponent > mantissa_bits && mantissa << (exponent - mantissa_bits) != fraction) abort();  // it has no such number
+  if (exponent > mantissa_bits && mantissa << (exponent - mantissa_bits) != fraction) abort();  // not representable
   exponent += (1 << (exponent_bits - 1)) - 1;
   return sign << (exponent_bits + mantissa_bits) | (unsigned)exponent << mantissa_bits | (unsigned)mantissa;
 }
