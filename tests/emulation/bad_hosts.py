@@ -1,4 +1,4 @@
-"""What runs on each of two hosts (HOST_INDEX) for test_bad_hosts.py: ranks, given as "0,1/2" of so many, that join.
+"""Ranks of two hosts (HOST_INDEX) for test_bad_hosts.py: "0,1/2" are the ranks of each host that join.
 
 python bad_hosts.py RANKS/RANKS SIZE PORT DEADLINE_S
 """
@@ -31,12 +31,12 @@ def one(rank: int, size: int, port: int, wait_s: float) -> None:
     try:
         store = TcpStore(os.environ["MASTER_ADDR"], port, rank=rank, deadline=deadline)
         with join(store, "job", rank, size, b"", deadline) as end:
-            said = f"met {len({peer.host for peer in end.peers})} hosts"
-            time.sleep(0.5 * (rank == 0))  # who serves the store goes last
+            text = f"met {len({peer.host for peer in end.peers})} hosts"
+            time.sleep(0.5 * (rank == 0))  # the rank that serves the store leaves last
     except BlinkError as error:
-        said = f"{type(error).__name__}: {error}"
-    row = {"host": os.environ["HOST_INDEX"], "rank": rank, "said": said, "late_s": time.monotonic() - deadline}
-    sys.stdout.write(json.dumps(row) + "\n")  # at once: print's line end is another write, and ranks are threads
+        text = f"{type(error).__name__}: {error}"
+    row = {"host": os.environ["HOST_INDEX"], "rank": rank, "text": text, "late_s": time.monotonic() - deadline}
+    sys.stdout.write(json.dumps(row) + "\n")  # in one write, unlike print, because ranks are threads
     sys.stdout.flush()
 
 

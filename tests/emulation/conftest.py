@@ -1,4 +1,4 @@
-"""Jobs for tests: ended at the end of the test, whatever happens."""
+"""Jobs for tests, ended at the end of the test in any case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blinkccl.errors import UnsupportedError
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a job: ``start(size, function, *arguments, deadline_s=…)``."""
+    """Return a function that starts a job: ``start(size, function, *arguments, deadline_s=…)``."""
     try:
         native_library.load()
     except UnsupportedError as reason:
@@ -33,7 +33,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def ran(start: Start) -> Ran:
-    """Runs a job to its end: what its ranks returned."""
+    """Return a function that runs a job to its end and returns its ranks' results."""
 
     def run(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return start(size, function, *arguments).values()

@@ -1,7 +1,7 @@
-"""A job of ranks that are processes with a communicator: started, watched from outside, and never left behind.
+"""A job of ranks that are processes with a communicator: started, observed from outside, and always ended.
 
-What a rank runs is a function of a test file, called with the rank's communicator. It returns what the test wants to
-know, or raises: :class:`~rank_processes.Outcome`.
+A rank runs a function of a test file with its communicator as argument. The function returns a result for the test, or
+raises: :class:`~rank_processes.Outcome`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rank_processes import Outcome, RankProcess, outcomes
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.store import FileStore, Pauses, Store, open_store
 
-#: Long enough where all ranks do their part, on a machine that is busy with other things.
+#: Timeout for ranks that all take part, on a machine with other load.
 PATIENT_S = 20.0
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A rank's KeyboardInterrupt, as something that can be sent to the test."""
+    """A rank's KeyboardInterrupt in a form that can be sent to the test."""
 
 
 def member(
     url: str, rank: int, size: int, deadline_s: float, function: Callable[..., Any], arguments: Sequence[Any]
 ) -> Any:
-    """What one process does."""
+    """Run one rank's process."""
     try:
         with open_communicator(url, rank, size, deadline_s) as comm:
             return function(comm, *arguments)
@@ -38,18 +38,18 @@ def member(
 
 
 def open_communicator(url: str, rank: int, size: int, deadline_s: float = PATIENT_S) -> closing[Communicator]:
-    """A communicator for the length of a ``with``."""
+    """Return a communicator for a ``with`` statement."""
     store = open_store(url, rank, time.monotonic() + deadline_s)
     return closing(Communicator.create(store, rank, size, deadline_s=deadline_s))
 
 
 def tell(comm: Communicator, word: str) -> None:
-    """Lets the test know that this rank has come so far; see :meth:`Job.hear`."""
+    """Notify the test that this rank has reached a point; see :meth:`Job.hear`."""
     comm.group.store.set(f"said/{word}/{comm.rank}", b"")
 
 
 def wait_for(store: Store, key: str) -> bytes:
-    """What is under ``key``, as soon as a rank has put it there."""
+    """Return the value of ``key`` as soon as a rank has set it."""
     pauses = Pauses(time.monotonic() + PATIENT_S)
     while (value := store.peek(key)) is None:
         assert pauses.pause(), f"nobody has said {key}"
@@ -72,37 +72,37 @@ class Job:
         return self.ranks[rank].process.pid
 
     def hear(self, word: str, *ranks: int) -> None:
-        """Waits until these ranks (default: all) have told ``word``."""
+        """Wait until these ranks (default: all) have told ``word``."""
         for rank in ranks or range(len(self.ranks)):
             wait_for(self.store, f"said/{word}/{rank}")
 
     def signal(self, rank: int, number: int) -> float:
-        """Sends a signal; returns when (``time.monotonic()``, which all processes of a host share)."""
+        """Send a signal; return its time (``time.monotonic()``, the same clock for all processes of a host)."""
         at = time.monotonic()
         os.kill(self.pid(rank), number)
         return at
 
     def outcomes(self, *ranks: int) -> list[Outcome]:
-        """What came of these ranks (default: all), which are ended then."""
+        """Return the outcomes of these ranks (default: all), and end them."""
         return outcomes([self.ranks[rank] for rank in ranks or range(len(self.ranks))])
 
     def values(self, *ranks: int) -> list[Any]:
-        """What these ranks returned; the test fails if one of them raised."""
-        found = self.outcomes(*ranks)
-        for rank, outcome in zip(ranks or range(len(self.ranks)), found, strict=True):
+        """Return the results of these ranks; fail the test if one of them raised."""
+        ended = self.outcomes(*ranks)
+        for rank, outcome in zip(ranks or range(len(self.ranks)), ended, strict=True):
             assert outcome.error is None, f"rank {rank}: {outcome.error!r}"
             assert outcome.exitcode is None, f"rank {rank} ended with {outcome.exitcode}"
-        return [outcome.value for outcome in found]
+        return [outcome.value for outcome in ended]
 
     def errors(self, *ranks: int) -> list[BaseException]:
-        """What these ranks raised; the test fails if one of them did not."""
-        found = self.outcomes(*ranks)
-        for rank, outcome in zip(ranks or range(len(self.ranks)), found, strict=True):
+        """Return the exceptions of these ranks; fail the test if one of them raised none."""
+        ended = self.outcomes(*ranks)
+        for rank, outcome in zip(ranks or range(len(self.ranks)), ended, strict=True):
             assert outcome.error is not None, f"rank {rank} raised nothing: {outcome}"
-        return [outcome.error for outcome in found]
+        return [outcome.error for outcome in ended]
 
     def end(self) -> None:
-        """Kills what still runs, also what was stopped."""
+        """Kill the remaining processes, also stopped ones."""
         for rank in self.ranks:
             rank.kill()
 

@@ -1,4 +1,4 @@
-"""A rank of an MPI job whose ranks say that they are on two hosts (test_mpi_network.py).
+"""A rank of an MPI job whose ranks claim to be on two hosts (test_mpi_network.py).
 
 mpirun -np 3 python mpi_ranks.py [kill]
 """
@@ -36,23 +36,23 @@ def main() -> None:
 
 def all_at_once(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
-    given = [np.random.default_rng(peer).integers(-9, 9, 300_001) for peer in range(size)]
-    sums = [comm.allreduce(given[rank] + turn, wait=False) for turn in range(3)]
-    gathered = comm.allgather(given[rank][:999])
+    inputs = [np.random.default_rng(peer).integers(-9, 9, 300_001) for peer in range(size)]
+    sums = [comm.allreduce(inputs[rank] + turn, wait=False) for turn in range(3)]
+    gathered = comm.allgather(inputs[rank][:999])
     got = np.empty(5000, np.int64)
-    sent = comm.send(given[rank][:5000].copy(), (rank + 1) % size, tag=3, wait=False)
+    sent = comm.send(inputs[rank][:5000].copy(), (rank + 1) % size, tag=3, wait=False)
     assert comm.recv(got, tag=3) == (rank - 1) % size
-    assert np.array_equal(got, given[rank - 1][:5000])
-    assert np.array_equal(gathered.reshape(size, -1), [each[:999] for each in given])
+    assert np.array_equal(got, inputs[rank - 1][:5000])
+    assert np.array_equal(gathered.reshape(size, -1), [each[:999] for each in inputs])
     for turn, each in enumerate(sums):
-        assert np.array_equal(each.result(30), sum(given) + turn * size)
+        assert np.array_equal(each.result(30), sum(inputs) + turn * size)
     sent.result(30)
 
 
 def killed(comm: Communicator) -> None:
     comm.barrier()
     if comm.rank == 2:
-        os._exit(0)  # not by a signal, nor as a failure: mpirun would end the others before they can speak
+        os._exit(0)  # neither a signal nor an error: mpirun would end the others before they can report
     began, lost = time.monotonic(), None
     while lost is None:
         try:

@@ -1,4 +1,4 @@
-"""Real processes that play ranks: started from a server process, watched, and never left behind."""
+"""Ranks as processes: started from a server process, observed, and always ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-#: Forks from a server process that has no threads (numpy's library would start some) and nothing of the test but what
-#: every rank imports, so a rank starts in milliseconds.
+#: Forks from a server process without threads (numpy's library would start some), which has imported only the modules
+#: that every rank needs, so a rank starts in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["pytest", "blinkccl.runtime.communicator", "blinkccl.trees.algorithms.registry", "blinkccl.schedule.lower"]
@@ -21,7 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rank ended: with a value, with an error, or (neither) killed."""
+    """The end of a rank: with a value, with an error, or (neither) killed."""
 
     value: Any = None
     error: BaseException | None = None
@@ -38,7 +38,7 @@ def _play(connection: Connection, function: Callable[..., Any], arguments: Seque
 
 
 class RankProcess:
-    """A process that runs ``function(*arguments)``, once everybody is at ``gate`` (a barrier of :data:`CONTEXT`)."""
+    """A process that runs ``function(*arguments)`` after all have reached ``gate`` (a barrier of :data:`CONTEXT`)."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, gate: Any = None) -> None:
         self._receiver, sender = CONTEXT.Pipe(duplex=False)
@@ -51,7 +51,7 @@ class RankProcess:
         self.process.join(10)
 
     def outcome(self, within_s: float) -> Outcome:
-        """What came of it; fails if it takes longer."""
+        """Return its outcome; fail after ``within_s``."""
         try:
             assert self._receiver.poll(within_s), f"a rank did not end within {within_s} s"
             return self._receiver.recv()
@@ -63,7 +63,7 @@ class RankProcess:
 
 
 def outcomes(ranks: Sequence[RankProcess]) -> list[Outcome]:
-    """What came of all of them; none is left running."""
+    """Return the outcomes of all ranks; none is left running."""
     end = time.monotonic() + 20
     try:
         return [rank.outcome(max(0.0, end - time.monotonic())) for rank in ranks]

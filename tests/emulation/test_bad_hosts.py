@@ -1,4 +1,4 @@
-"""Hosts that start the wrong ranks, in two network namespaces: every rank says what is wrong, by the deadline."""
+"""Hosts that start the wrong ranks, in two network namespaces: every rank reports the error, by the deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def said(ranks: str, size: int, wait_s: float) -> dict[tuple[str, int], str]:
-    """What the ranks of both hosts say, by host and rank."""
+    """Return the messages of the ranks of both hosts, by host and rank."""
     if os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
         pytest.skip("needs root, ip and tc")
     command = f"exec {sys.executable} {RANKS} {ranks} {size} 29461 {wait_s}"
@@ -29,20 +29,20 @@ def said(ranks: str, size: int, wait_s: float) -> dict[tuple[str, int], str]:
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert all(row["late_s"] < 2 for row in rows), rows
-    return {(row["host"], row["rank"]): row["said"] for row in rows}
+    return {(row["host"], row["rank"]): row["text"] for row in rows}
 
 
 def test_ranks_of_two_hosts_meet() -> None:
-    found = said("0,1/2", 3, 15)
-    assert set(found) == {("0", 0), ("0", 1), ("1", 2)}
-    assert set(found.values()) == {"met 2 hosts"}
+    texts = said("0,1/2", 3, 15)
+    assert set(texts) == {("0", 0), ("0", 1), ("1", 2)}
+    assert set(texts.values()) == {"met 2 hosts"}
 
 
 @pytest.mark.parametrize(("ranks", "twice"), [("0,1/1", 1), ("0,1/0", 0)])
 def test_a_rank_on_both_hosts_is_named_on_all(ranks: str, twice: int) -> None:
-    found = said(ranks, 3, 15)
-    assert len(found) == 3
-    for text in found.values():
+    texts = said(ranks, 3, 15)
+    assert len(texts) == 3
+    for text in texts.values():
         assert text.startswith(f"PlanMismatchError: rank {twice} is claimed by process "), text
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are processes meet and share memory: all there, one missing, twice there, killed, started again."""
+"""Ranks that are processes meet and share memory: all present, one missing, duplicate, killed, restarted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from blinkccl.runtime.bootstrap import Bootstrap, Published, _Joining, join, own
 from blinkccl.runtime.peer_info import own_peer_info, same_host
 from blinkccl.runtime.store import FileStore, open_store
 
-#: Long enough for a busy machine where all come; short where somebody is missing on purpose.
+#: Timeouts: for ranks that all come, on a busy machine; and for a rank that is missing on purpose.
 PATIENT_S = 15.0
 SHORT_S = 1.0
 
@@ -51,14 +51,14 @@ def opened(url: str, rank: int, size: int, wait_s: float) -> Bootstrap:
 
 
 def met(url: str, rank: int, size: int, wait_s: float, linger_s: float = 0.0, version: str = "") -> list[int]:
-    """The processes of all ranks."""
+    """Return the processes of all ranks."""
     if version:
         peer_info.package_version = lambda: version
     try:
         with opened(url, rank, size, wait_s) as bootstrap:
             peers = bootstrap.peers
     finally:
-        time.sleep(linger_s)  # who serves the store goes last
+        time.sleep(linger_s)  # the rank that serves the store leaves last
     assert same_host(peers)
     assert [peer.rank for peer in peers] == list(range(size))
     return [peer.pid for peer in peers]
@@ -74,11 +74,11 @@ def linger(url: str, rank: int) -> float:
 
 
 def two_of_three(directory: str) -> list[RankProcess]:
-    """Ranks 0 and 1, which have met."""
+    """Return ranks 0 and 1, which have met."""
     ranks = [RankProcess(met, directory, rank, 3, PATIENT_S) for rank in range(2)]
     for key in ("job/bootstrap", "job/here/1"):
         wait_for(open_store(directory, 1, 0), key)
-    time.sleep(0.3)  # nothing can be seen from outside of their coming together
+    time.sleep(0.3)  # their meeting is not visible from outside
     return ranks
 
 
@@ -90,19 +90,19 @@ def test_all_ranks_know_all_ranks(url: str) -> None:
 
 @pytest.mark.parametrize("absent", [0, 1, 2])
 def test_a_missing_rank_is_named_by_all_that_wait(url: str, absent: int) -> None:
-    there = [rank for rank in range(3) if rank != absent]
+    present = [rank for rank in range(3) if rank != absent]
     gate = CONTEXT.Barrier(2)
-    ranks = [RankProcess(met, url, r, 3, SHORT_S, linger(url, r), gate=gate) for r in there]
+    ranks = [RankProcess(met, url, r, 3, SHORT_S, linger(url, r), gate=gate) for r in present]
     for outcome in outcomes(ranks):
         assert isinstance(outcome.error, RendezvousTimeout)
         assert outcome.error.missing == (absent,)
-        if not (url.startswith("tcp") and absent == 0):  # else there is no store to ask who else came
-            assert outcome.error.present == tuple(there)
+        if not (url.startswith("tcp") and absent == 0):  # else no store shows the ranks that came
+            assert outcome.error.present == tuple(present)
 
 
 @pytest.mark.parametrize("twice", [0, 1])
 def test_a_rank_that_is_there_twice_is_an_error_on_all(directory: str, twice: int) -> None:
-    """The usual way in which this happens: one number is given twice, another not at all."""
+    """The usual mistake: two processes get one number, and another number is missing."""
     ranks = two_of_three(directory)
     ranks.append(RankProcess(met, directory, twice, 3, PATIENT_S))
     for outcome in outcomes(ranks):
@@ -147,7 +147,7 @@ def opens(url: str, rank: int, size: int) -> None:
 
 
 def dies_before_it_connects(url: str, rank: int, size: int) -> None:
-    """After rank 0 began: who showed itself before, and has ended, may be of an earlier run."""
+    """After rank 0 began, because a rank that published itself earlier and ended may be of an earlier run."""
     _Joining._enter = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     wait_for(open_store(url, rank, time.monotonic() + PATIENT_S), "job/bootstrap")
     opens(url, rank, size)
@@ -163,7 +163,7 @@ def test_a_rank_that_shows_itself_and_ends_before_it_connects_is_named(directory
 
 
 def test_a_store_may_be_used_again(directory: str) -> None:
-    """What an earlier job left, complete or not, is nobody's today; rank 1 comes long before rank 0."""
+    """Entries of an earlier job, complete or not, have no effect; rank 1 comes long before rank 0."""
     pids(outcomes([RankProcess(met, directory, rank, 2, PATIENT_S) for rank in range(2)]))
     outcomes([RankProcess(met, directory, 0, 3, 0.2)])
     late = RankProcess(met, directory, 1, 2, PATIENT_S)
@@ -182,7 +182,7 @@ def test_garbage_in_the_store_is_named(tmp_path: Path) -> None:
 
 
 def over_tcp(url: str, rank: int, host: str) -> int:
-    """Rank 1 says that it is on another host: it comes over TCP, and no descriptor goes that way."""
+    """Rank 1 claims to be on another host: it connects over TCP, which carries no descriptors."""
     deadline = time.monotonic() + PATIENT_S
     store = open_store(url, rank, deadline)
     store.host = lambda: host
@@ -200,15 +200,15 @@ def over_tcp(url: str, rank: int, host: str) -> int:
 def test_ranks_of_several_hosts_share_no_descriptors(directory: str, host: str) -> None:
     if own_address_towards(host) != host:
         pytest.skip(f"this machine has no {host}")
-    found = outcomes([RankProcess(over_tcp, directory, rank, host) for rank in range(2)])
-    assert found == [Outcome(value=2)] * 2
+    ended = outcomes([RankProcess(over_tcp, directory, rank, host) for rank in range(2)])
+    assert ended == [Outcome(value=2)] * 2
 
 
-# ---- Hosts that do not fit -----------------------------------------------------------------------------------------
+# ---- Inconsistent hosts --------------------------------------------------------------------------------------------
 
 
 class OlderPeerInfo(msgspec.Struct):
-    """What an earlier version may have said."""
+    """The peer info of an earlier version."""
 
     rank: int
     hostname: str
@@ -218,7 +218,7 @@ class OlderPeerInfo(msgspec.Struct):
 
 
 def on_hosts(rank: int, size: int, url: str, change: str = "") -> None:
-    """Ranks 0 and 1 are on one host, others on another, all in this namespace; what ``change`` names is wrong."""
+    """Ranks 0 and 1 are on one host, others on another, all in this namespace; ``change`` names the error."""
     deadline = time.monotonic() + 4
     os.environ["BLINK_HOSTID"] = "a" if rank < 2 else "b"
     if change == "store":
@@ -236,7 +236,7 @@ def on_hosts(rank: int, size: int, url: str, change: str = "") -> None:
 
 
 def elsewhere(published: Published | None, change: str) -> Published | None:
-    """The same with one address at which nobody listens."""
+    """Return the entry with one address at which nobody listens."""
     if published is None:
         return None
     unix, _, tcp = published.address.partition(" ")
@@ -249,11 +249,11 @@ def errors_on_hosts(change: str, wrong: int) -> list[str]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
     ranks = [RankProcess(on_hosts, rank, 3, url, change if rank == wrong else "") for rank in range(3)]
-    found = outcomes(ranks)
-    for rank, outcome in enumerate(found):
+    ended = outcomes(ranks)
+    for rank, outcome in enumerate(ended):
         assert isinstance(outcome.error, CommunicationError), (rank, outcome)
         assert not isinstance(outcome.error, DeadlineError | PeerLostError), (rank, outcome)
-    return [str(outcome.error) for outcome in found]
+    return [str(outcome.error) for outcome in ended]
 
 
 @pytest.mark.parametrize("wrong", [0, 2])
@@ -272,7 +272,7 @@ def test_hosts_that_take_themselves_for_one_are_named_on_all() -> None:
 
 
 def knocks_thrice(rank: int, url: str) -> None:
-    """Rank 1 is not let in at first, as where very many ranks come at once."""
+    """Rank 1 is rejected at first, as with very many ranks at once."""
     real, knocks = _Joining._connected, iter("123")
 
     def connected(self: _Joining, place: str, token: str) -> Bootstrap | None:
@@ -299,7 +299,7 @@ def test_a_host_that_does_not_reach_rank_0_is_named_on_all() -> None:
 
 
 def test_another_protocol_of_the_bootstrap_is_an_error_on_both_sides(directory: str) -> None:
-    """Its ranks say hello in the same way, and perhaps more; whatever comes then, they are told."""
+    """Its ranks send the same hello, and perhaps more; they get the error in any case."""
     zero = RankProcess(met, directory, 0, 2, PATIENT_S)
     store = open_store(directory, 1, 0)
     published = msgspec.msgpack.decode(wait_for(store, "job/bootstrap"), type=Published)
@@ -308,22 +308,22 @@ def test_another_protocol_of_the_bootstrap_is_an_error_on_both_sides(directory: 
         other.settimeout(10)
         other.connect("\0" + published.address.partition(" ")[0].removeprefix("unix:"))
         other.sendall(struct.pack("<4I", 0x324B4C42, 1, 0, len(hello)) + hello)
-        told = other.recv(10_000)
+        answer = other.recv(10_000)
     (outcome,) = outcomes([zero])
     assert isinstance(outcome.error, PlanMismatchError)
-    for text in (str(outcome.error), told.decode(errors="replace")):
+    for text in (str(outcome.error), answer.decode(errors="replace")):
         assert re.search(r"disagree on the bootstrap's protocol: rank 0 .* has 2, rank 1 \(.* on there\) has 3;", text)
 
 
 def test_a_rank_that_calls_itself_another_is_an_error() -> None:
     words = [msgspec.msgpack.encode(own_peer_info(rank, size)) for rank, size in ((0, 2), (0, 2), (1, 3))]
-    for word, said in ((words[1], "0 of 2"), (words[2], "1 of 3")):
-        with pytest.raises(CommunicationError, match=f"^rank 1 of 2 .process .* reports that it is rank {said}"):
+    for word, claim in ((words[1], "0 of 2"), (words[2], "1 of 3")):
+        with pytest.raises(CommunicationError, match=f"^rank 1 of 2 .process .* reports that it is rank {claim}"):
             peer_info.decode_all([words[0], word])
 
 
 def test_a_loopback_by_the_hosts_own_name_is_not_where_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian's hosts files give a host's own name as 127.0.1.1."""
+    """Debian's hosts files map a host's own name to 127.0.1.1."""
     ways = {"me": "127.0.1.1", "192.0.2.1": "10.1.2.3", "127.0.0.1": "127.0.0.1", "far": "10.9.9.9"}
     monkeypatch.setattr(bootstrap_module, "_source_address", ways.get)
     monkeypatch.setattr(bootstrap_module, "own_addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.7.7.7"})
@@ -349,8 +349,8 @@ def open_files() -> int:
 
 
 def shared(url: str, rank: int, size: int, mine: int = 1, room: int = 0) -> list[list[str]]:
-    """What the files of all ranks hold; and nothing else is left open."""
-    native = opened(f"{url}-first", 0, 1, PATIENT_S)  # so that whatever is opened once is open now
+    """Return the content of all ranks' files, after checking that no other descriptor stays open."""
+    native = opened(f"{url}-first", 0, 1, PATIENT_S)  # opens all files that stay open for ever
     native.close()
     own = [memory(f"rank {rank}") for _ in range(mine)]
     before = open_files()
@@ -402,10 +402,10 @@ def test_peers_know_their_host_and_whether_they_live() -> None:
     assert str(mine) == f"process {os.getpid()} on {mine.hostname}"
     ended = RankProcess(os.getpid)
     pid = ended.process.pid or 0
-    found = msgspec.structs.replace(mine, pid=pid, start=peer_info.start_time(pid))
+    peer = msgspec.structs.replace(mine, pid=pid, start=peer_info.start_time(pid))
     ended.kill()
-    assert peer_info.alive(found) is False
-    assert peer_info.alive(msgspec.structs.replace(mine, start=mine.start + 1)) is False  # a later one's number
+    assert peer_info.alive(peer) is False
+    assert peer_info.alive(msgspec.structs.replace(mine, start=mine.start + 1)) is False  # a later process's number
     assert peer_info.alive(msgspec.structs.replace(mine, boot_id="another host's")) is None
     assert same_host([mine, msgspec.structs.replace(mine, rank=1, pid=1)])
     assert not same_host([mine, msgspec.structs.replace(mine, network=1)])
@@ -422,7 +422,7 @@ rows = []
 for rank in range(2):
     place = {"PMI_RANK": rank, "PMI_SIZE": 2, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": 2}
     environ = {**os.environ, **{key: str(value) for key, value in place.items()}}
-    # A shell between launcher and rank, as many jobs have one.
+    # A shell between launcher and rank, as in many jobs.
     rows.append(subprocess.Popen(["sh", "-c", '"$0" "$@"; exit $?', sys.executable, *sys.argv[1:]], env=environ))
 sys.exit(max([row.wait(20) for row in rows]))
 """
@@ -450,4 +450,4 @@ def test_what_one_launcher_starts_meets_without_a_store(tmp_path: Path) -> None:
         for job in jobs:
             job.kill()
             job.wait(10)
-    assert len(list(tmp_path.glob("blink/job-*"))) >= 1  # the other may have been swept away by now
+    assert len(list(tmp_path.glob("blink/job-*"))) >= 1  # the other one may be removed already

@@ -1,4 +1,4 @@
-"""All collectives through a communicator whose ranks are processes: against the oracle, the same bits everywhere."""
+"""All collectives of communicators whose ranks are processes, compared with the oracle: the same bits on all ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_collective_on_random_sizes_types_and_places(ran: Ran, size: int) 
 
 
 def random_calls(comm: Communicator, seed: int, calls: int) -> int:
-    """The same calls on every rank; each checked by every rank against the oracle for itself."""
+    """Make the same calls on every rank; every rank compares its own results with the oracle."""
     random = Random(seed)
     for number in range(calls):
         call = _random_call(random, comm.size)
@@ -48,7 +48,7 @@ def random_calls(comm: Communicator, seed: int, calls: int) -> int:
 
 @dataclass
 class _Case:
-    """One call: what, on which data, where it lies, and whether it is waited for."""
+    """One call: its parameters, data, placement, and whether the caller waits."""
 
     collective: Collective
     count: int
@@ -62,14 +62,14 @@ class _Case:
         inputs = make_inputs(self.collective, self.count, self.dtype, seed, self.op)
         scales = make_scales(self.collective, self.dtype) if OPS[self.op].scales else None
         expected = oracle(self.collective, inputs, self.op, scales)
-        # In place as in nccl.h where the collective has that.
+        # In place as in nccl.h, if the collective supports it.
         in_place = self.in_place and self.collective.name not in ("alltoall", "sendrecv")
         zeros = blinkccl.empty if self.shared[comm.rank] else np.zeros
         buffers = filled(self.collective, inputs, self.count, self.dtype, in_place, zeros)
         send, recv = buffers.inputs[comm.rank], buffers.outputs[comm.rank]
-        if send is None and recv is None:  # looks on, and passes a buffer for its size and type alone
+        if send is None and recv is None:  # no input and output: the buffer only gives size and type
             recv = zeros(self.count, element_type(self.dtype).storage)
-        given = None if send is None or in_place else send.copy()
+        original = None if send is None or in_place else send.copy()
         result = comm._call(
             (self.collective.name, self.op, self.collective.root or self.collective.src or 0, self.collective.dst or 0),
             send,
@@ -79,8 +79,8 @@ class _Case:
         )
         if not self.wait:
             result.result(30)
-        if given is not None:
-            assert send.tobytes() == given.tobytes(), "the input was written"
+        if original is not None:
+            assert send.tobytes() == original.tobytes(), "the input was written"
         if expected[comm.rank] is None:
             return None
         return mismatch([recv], [expected[comm.rank]], self.count)
@@ -134,7 +134,7 @@ def mixed_waits(comm: Communicator) -> bool:
 
 
 def test_two_threads_of_a_rank_with_a_communicator_each(ran: Ran) -> None:
-    """As a program does that overlaps two kinds of work; each communicator has its own order of calls."""
+    """A program that overlaps two kinds of work: each communicator has its own order of calls."""
     assert all(ran(3, two_threads))
 
 
@@ -148,23 +148,23 @@ def two_threads(comm: Communicator) -> bool:
 
 
 def test_two_threads_that_take_turns_on_one_communicator(ran: Ran) -> None:
-    """Who calls does not matter, only the order."""
+    """Only the order of calls matters, not the calling thread."""
     assert all(ran(2, turns_on_one))
 
 
 def turns_on_one(comm: Communicator) -> bool:
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
-    found: list[int] = []
+    sums: list[int] = []
 
     def work(own: int) -> None:
         for _ in range(50):
             turns[own].acquire(timeout=20)
-            found.append(int(comm.allreduce(np.array([len(found)]))[0]))
+            sums.append(int(comm.allreduce(np.array([len(sums)]))[0]))
             turns[1 - own].release()
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(work, range(2), timeout=40))
-    return found == [2 * i for i in range(100)]
+    return sums == [2 * i for i in range(100)]
 
 
 def test_parts_work_side_by_side(ran: Ran) -> None:
@@ -172,7 +172,7 @@ def test_parts_work_side_by_side(ran: Ran) -> None:
 
 
 def split_twice(comm: Communicator) -> tuple[int, int, str, int] | None:
-    """Ranks 0 and 2 … backwards, 1 and 3 backwards, 4 in the parts of the even ones' first half only."""
+    """Ranks 0, 2, … in reverse order, 1, 3, … in reverse order, 4 only in parts of the even ones' first half."""
     half = comm.split(comm.rank % 2, key=-comm.rank)
     last = comm.split(None if comm.rank == 4 else comm.rank % 2)
     total = 0
@@ -181,25 +181,25 @@ def split_twice(comm: Communicator) -> tuple[int, int, str, int] | None:
         total = int(half.allreduce(array)[0])
     assert total == sum(range(half.size))
     assert (last is None) == (comm.rank == 4)
-    found = None
+    place = None
     if last is not None:
         assert last.size == 2
         last.barrier()
-        found = half.rank, half.size, ("even", "odd")[comm.rank % 2], int(comm.size * 2)
+        place = half.rank, half.size, ("even", "odd")[comm.rank % 2], int(comm.size * 2)
         last.close()
     half.close()
     comm.barrier()
-    return found
+    return place
 
 
 def test_more_calls_under_way_than_are_kept_prepared(ran: Ran) -> None:
-    """Prepared calls are given up by age; those that still wait for their turn must stay."""
+    """The oldest prepared calls are freed, but not those that still wait for their turn."""
     assert ran(2, calls_of_many_sizes, 1300) == [1300] * 2
 
 
 def calls_of_many_sizes(comm: Communicator, calls: int) -> int:
     if comm.rank == 1:
-        time.sleep(0.3)  # rank 0 queues all of them meanwhile
+        time.sleep(0.3)  # meanwhile rank 0 queues all of them
     futures = [comm.allreduce(np.full(1 + n, n, np.int32), wait=False) for n in range(calls)]
     return sum(bool((future.result(30) == 2 * n).all()) for n, future in enumerate(futures))
 
@@ -250,10 +250,10 @@ def test_arrays_live_as_long_as_calls_on_them(ran: Ran) -> None:
 
 
 def drops_its_arrays(comm: Communicator) -> tuple[bool, bool] | None:
-    """Whether arrays that only calls under way know of are there during the calls, and whether after them."""
+    """Return whether arrays that only running calls refer to exist during the calls, and whether afterwards."""
     send, recv, message, room = (np.ones(70_000) for _ in range(4))
     if comm.rank == 1:
-        wait_for(comm.group.store, "go")  # till then no call of rank 0 can end
+        wait_for(comm.group.store, "go")  # until then no call of rank 0 can end
         comm.allreduce(send, recv)
         comm.recv(room, 0, tag=1)
         comm.send(message, 0, tag=2)

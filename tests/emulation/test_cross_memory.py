@@ -1,4 +1,4 @@
-"""Copies by the system between ranks' private memories: chosen alike, right, counted, and no way to hang."""
+"""The system's copies between ranks' private memories: selected equally, correct, counted, and free of deadlocks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Found = TypeVar("Found")
 
 
 def wishing(comm: Communicator, variable: str, work: Callable[..., Found], *arguments: int) -> Found:
-    """``work`` on another communicator of the same ranks, made with this value of the variable."""
+    """Run ``work`` on another communicator of the same ranks, made with this value of the variable."""
     os.environ["BLINK_CROSS_MEMORY"] = variable
     part = comm.split(0)
     return work(part, *arguments)
 
 
 def all_copies(comm: Communicator, count: int) -> int:
-    """Every collective that the system may copy for; the bytes that the system copied for this rank."""
+    """Run every collective that may use the system's copies; return the bytes that the system copied for this rank."""
     rank, other = comm.rank, 1 - comm.rank
     mine = np.arange(count, dtype=np.float64) + 1000 * rank
-    theirs = np.arange(count, dtype=np.float64) + 1000 * other
-    both = np.stack([mine, theirs] if rank == 0 else [theirs, mine])
+    others = np.arange(count, dtype=np.float64) + 1000 * other
+    both = np.stack([mine, others] if rank == 0 else [others, mine])
     before = comm.stats()["crossed_bytes"]
     gathered = np.zeros((2, count))
     comm.allgather(mine, gathered.reshape(-1))
@@ -49,13 +49,13 @@ def all_copies(comm: Communicator, count: int) -> int:
     assert (sent == both[1]).all()
     assert (comm.gather(mine, root=1) is None) == (rank == 0)
     scattered = comm.scatter(np.concatenate([mine, -mine]) if rank == 0 else None, np.empty(count), root=0)
-    assert (scattered == (mine if rank == 0 else -theirs)).all()
-    summed = comm.reduce_scatter(np.concatenate([mine, theirs]), np.empty(count))
-    assert (summed == mine + theirs).all()
+    assert (scattered == (mine if rank == 0 else -others)).all()
+    summed = comm.reduce_scatter(np.concatenate([mine, others]), np.empty(count))
+    assert (summed == mine + others).all()
     comm.allreduce(mine[:SOME])
     assert (mine[:SOME] == summed[:SOME]).all()
-    comm.allreduce(theirs[:SOME], op="premul_sum", scale=2.0)
-    assert (theirs[:SOME] == 2 * summed[:SOME]).all()
+    comm.allreduce(others[:SOME], op="premul_sum", scale=2.0)
+    assert (others[:SOME] == 2 * summed[:SOME]).all()
     return comm.stats()["crossed_bytes"] - before
 
 
@@ -66,10 +66,10 @@ def possible(ran: Ran) -> None:
 
 
 def can_cross(comm: Communicator) -> bool:
-    """On a 64-bit Linux nearly always; some containers and settings forbid it."""
-    found = comm.group.can_cross()
-    comm.barrier()  # until here the other one is there to be read
-    return found
+    """True on nearly every 64-bit Linux; some containers and settings forbid it."""
+    crosses = comm.group.can_cross()
+    comm.barrier()  # until here the other rank's memory is readable
+    return crosses
 
 
 @pytest.mark.usefixtures("possible")
@@ -77,11 +77,11 @@ def can_cross(comm: Communicator) -> bool:
 def test_all_copies_cross_where_the_user_wants_it(ran: Ran, count: int) -> None:
     first, second = ran(2, wishing, "1", all_copies, count)
     summed = SOME if count > SOME else 0
-    assert (first, second) == (8 * (4 * count + summed), 8 * (5 * count + summed))  # what each receives
+    assert (first, second) == (8 * (4 * count + summed), 8 * (5 * count + summed))  # the received bytes of each
 
 
 def gathers(comm: Communicator, count: int, calls: int) -> int:
-    """The same AllGather many times; how many blocks of others the system copied for this rank."""
+    """Run the same AllGather many times; return the number of others' blocks that the system copied for this rank."""
     mine, gathered = np.full(count, float(comm.rank)), np.empty((comm.size, count))
     before = comm.stats()["crossed_bytes"]
     for _ in range(calls):
@@ -96,11 +96,11 @@ def gathers(comm: Communicator, count: int, calls: int) -> int:
 def test_all_ranks_measure_the_same_variants(ran: Ran, ranks: int) -> None:
     crossed = ran(ranks, wishing, "", gathers, COUNT, 60)
     assert len(set(crossed)) == 1
-    assert crossed[0] >= 2 * (ranks - 1)  # that is when they are tried: what the first of them took does not count
+    assert crossed[0] >= 2 * (ranks - 1)  # they are tried this often, because the first trial does not count
 
 
 def moves(comm: Communicator, count: int) -> int:
-    """What only moves, among any number of ranks; the blocks that the system copied for this one."""
+    """Run collectives without reductions among any number of ranks; return the blocks that the system copied."""
     rank, size = comm.rank, comm.size
     mine = np.arange(size * count, dtype=np.float64) + 1e7 * rank
     before = comm.stats()["crossed_bytes"]
@@ -152,11 +152,11 @@ def test_a_rank_that_is_killed_in_the_middle_is_named(start: Start, wait_s: floa
     killed = job.signal(1, signal.SIGKILL)
     ((at, lost),) = job.values(0)
     assert lost == 1
-    assert at - killed < 4.0  # twice what is promised: the machine may be busy
+    assert at - killed < 4.0  # twice the guarantee, as the machine may be busy
 
 
 def buffer_after_its_deadline(comm: Communicator) -> bool:
-    """Rank 1 is stopped in the middle; rank 0's call fails, and nobody writes into its memory after that."""
+    """Rank 1 is stopped in the middle; rank 0's call fails, and no rank writes into its memory afterwards."""
     large = np.full(2_000_000, float(comm.rank))
     tell(comm, "working")
     try:
@@ -181,7 +181,7 @@ def test_a_stopped_rank_writes_nothing_after_the_others_deadline(start: Start) -
 
 
 def halves(comm: Communicator) -> dict[str, int]:
-    """A broadcast of a shared array: half is read by the one, half written by the other."""
+    """Broadcast a shared array: one half is read by the receiver, the other written by the sender."""
     array = blinkccl.empty(LARGE)
     array[:] = comm.rank
     before = comm.stats()

@@ -1,4 +1,4 @@
-"""Ranks that do not want the same: an error on every rank that says both sides, or nothing happens; nobody hangs."""
+"""Ranks with different calls: an error with both calls on every rank, or no effect at all; no rank hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.registry import algorithm
 from blinkccl.trees.algorithms.request import Request
 
-#: A call in few words: collective, elements per block, element type, operation, root.
+#: A call: collective, elements per block, element type, operation, root.
 Words = tuple[str, int, str, str, int]
 Failure = tuple[str, str]
 
@@ -42,13 +42,13 @@ def failure_of(work: Callable[[], object]) -> Failure:
     try:
         work()
     except BlinkError as error:
-        time.sleep(0.2)  # so that nobody hears from this one's end what it should hear from the other's call
+        time.sleep(0.2)  # so that no rank gets this one's end instead of the other's call
         return type(error).__name__, str(error)
     return "nothing", ""
 
 
 def calls_its_own(comm: Communicator, calls: list[list[Words]], shared: bool) -> Failure:
-    """This rank's calls, the last rank's list for all ranks that have none, and a barrier; how it failed."""
+    """Make this rank's calls (the last list serves all further ranks), then a barrier; return the failure."""
 
     def work() -> None:
         for words in calls[min(comm.rank, len(calls) - 1)]:
@@ -84,9 +84,9 @@ DISAGREEMENTS: dict[str, tuple[list[Words], list[Words]]] = {
 @pytest.mark.parametrize("what", DISAGREEMENTS)
 def test_ranks_that_call_different_things_all_say_both_sides(start: Start, what: str, shared: bool) -> None:
     one, other = DISAGREEMENTS[what]
-    found = start(3, calls_its_own, [one, other], shared).values()
-    texts = {text for _, text in found}
-    assert [kind for kind, _ in found] == ["PlanMismatchError"] * 3, found
+    failures = start(3, calls_its_own, [one, other], shared).values()
+    texts = {text for _, text in failures}
+    assert [kind for kind, _ in failures] == ["PlanMismatchError"] * 3, failures
     assert len(texts) == 1, "all ranks say the same"
     (text,) = texts
     assert text.startswith("call 2 " if what == "number of calls" else "call 1 "), text
@@ -98,14 +98,14 @@ def test_ranks_that_call_different_things_all_say_both_sides(start: Start, what:
 
 
 def is_root_of_what_the_others_do_not_call(comm: Communicator) -> list[Failure]:
-    """Rank 0 is in its second call when the others find that its first was another than theirs."""
+    """Rank 0 is in its second call when the others detect that its first differs from theirs."""
     ones = np.ones(16, np.float32)
-    found = []
+    failures = []
     if comm.rank == 0:
         comm.broadcast(ones, 0)
     for work in (lambda: comm.allreduce(ones), comm.barrier):
-        found.append(failure_of(work))
-    return found
+        failures.append(failure_of(work))
+    return failures
 
 
 def test_the_first_call_that_fails_says_why_and_the_next_that_the_end_came_before(start: Start) -> None:
@@ -117,8 +117,8 @@ def test_the_first_call_that_fails_says_why_and_the_next_that_the_end_came_befor
 
 
 def test_a_program_of_other_chunks_is_another_call(start: Start) -> None:
-    found = start(2, runs_other_chunks).values()
-    assert [kind for kind, _ in found] == ["PlanMismatchError"] * 2, found
+    failures = start(2, runs_other_chunks).values()
+    assert [kind for kind, _ in failures] == ["PlanMismatchError"] * 2, failures
 
 
 def runs_other_chunks(comm: Communicator) -> Failure:
@@ -132,11 +132,11 @@ def _request(ranks: int) -> Request:
     return Request(topology, Collective("allreduce", ranks), topology.ranks)
 
 
-# ---- calls that make no sense are refused before anything happens, and the group goes on
+# ---- invalid calls are rejected before anything happens, and the group stays usable
 
 
 def makes_no_sense(comm: Communicator) -> dict[str, str]:
-    """Every rank makes the same mistakes, alone; then they work together."""
+    """Make the same mistakes on every rank, alone; then call a collective together."""
     ones = np.ones(12, np.float32)
     mistakes = {
         "root above": lambda: comm.broadcast(ones, comm.size),
@@ -163,13 +163,13 @@ def makes_no_sense(comm: Communicator) -> dict[str, str]:
         "more ranks than there are": lambda: comm.run(lower(algorithm("ring").plan(_request(3))), ones, ones.copy()),
         "sendrecv with itself": lambda: comm.sendrecv(ones, ones.copy(), 1, 1),
     }
-    said = {}
+    texts = {}
     for what, mistake in mistakes.items():
         with pytest.raises((UnsupportedError, UsageError)) as refused:
             mistake()
-        said[what] = str(refused.value)
+        texts[what] = str(refused.value)
     assert (comm.allreduce(ones.copy()) == 2).all()
-    return said
+    return texts
 
 
 def test_what_makes_no_sense_is_refused_and_the_group_goes_on(start: Start) -> None:
@@ -180,7 +180,7 @@ def test_what_makes_no_sense_is_refused_and_the_group_goes_on(start: Start) -> N
 
 
 def refuses_alone(comm: Communicator) -> Failure:
-    """One rank's own mistake ends it; the others hear that it is gone, not of a mismatch."""
+    """One rank's own mistake ends it; the others get its end as the cause, not a mismatch."""
     if comm.rank == 1:
         comm.broadcast(np.ones(3), 5)
     return failure_of(lambda: (comm.broadcast(np.ones(3), 0), comm.barrier()))
@@ -195,7 +195,7 @@ def test_a_wrong_root_on_one_rank_keeps_nobody_waiting(start: Start) -> None:
         assert "rank 1" in text
 
 
-# ---- memory that is not there, too small, or another's
+# ---- memory that is missing, too small, or another group's
 
 
 def limited(comm: Communicator) -> str:
@@ -203,7 +203,7 @@ def limited(comm: Communicator) -> str:
 
 
 def member_with_limit(url: str, rank: int, who: int, limit: str, room: int) -> Any:
-    """A rank, which is ``who`` or one of all (-1) under a limit of the system."""
+    """Run a rank; rank ``who``, or all (-1), under a limit of the system."""
     import resource
 
     if who in (-1, rank):
@@ -216,8 +216,8 @@ def member_with_limit(url: str, rank: int, who: int, limit: str, room: int) -> A
 def test_too_little_memory_is_said_on_all_ranks(tmp_path: Any, start: Start, limit: str, room: int, who: int) -> None:
     url = f"file://{tmp_path}/store"
     began = time.monotonic()
-    found = outcomes([RankProcess(member_with_limit, url, rank, who, limit, room) for rank in range(2)])
-    for rank, outcome in enumerate(found):
+    ended = outcomes([RankProcess(member_with_limit, url, rank, who, limit, room) for rank in range(2)])
+    for rank, outcome in enumerate(ended):
         if who in (-1, rank):
             assert isinstance(outcome.error, UnsupportedError), outcome
         else:
@@ -229,7 +229,7 @@ def test_too_little_memory_is_said_on_all_ranks(tmp_path: Any, start: Start, lim
 
 
 def member_of_another_kind(url: str, rank: int) -> Any:
-    """Rank 1 is built for rings of other sizes than rank 0."""
+    """Rank 1 is configured for rings of other sizes than rank 0."""
     if rank == 1:
         host_group.STREAM_BYTES *= 2
     return member(url, rank, 2, PATIENT_S, limited, ())
@@ -245,7 +245,7 @@ def test_memory_of_another_size_is_refused(tmp_path: Any, start: Start) -> None:
 
 
 def member_with_foreign_memory(url: str, rank: int, forgery: str) -> Any:
-    """Rank 0 hands out memory of the right size that is not its group's."""
+    """Rank 0 shares memory of the right size that is not its group's."""
     real = host_group.format_segment
 
     def forged(address: int, size: int, shape: Any, token: bytes) -> None:

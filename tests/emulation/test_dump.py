@@ -1,4 +1,4 @@
-"""``blink dump PID`` on live jobs: what it shows is so, and the job does not notice."""
+"""``blink dump PID`` on live jobs: its output is correct, and the job is not affected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Blink = Callable[..., Any]
 
 
 def wait_until(job: Job, rank: int, wanted: Callable[[GroupState], bool], within_s: float = 10.0) -> GroupState:
-    """The first picture of rank's largest group that is as wanted."""
+    """Return the first state of the rank's largest group that ``wanted`` accepts."""
     end = time.monotonic() + within_s
     while True:
         group, *_ = groups_of(job.pid(rank))
@@ -39,12 +39,12 @@ def wait_until(job: Job, rank: int, wanted: Callable[[GroupState], bool], within
 
 
 def test_ranks_that_have_not_come_are_no_threads_of_one_process(tmp_path: Path) -> None:
-    """Of processes the lock says whether they live: here nobody has it."""
+    """The lock shows whether processes are alive: here none holds it."""
     own = native_library.RankStatus(pid=os.getpid(), joined=1)
     absent = [native_library.RankStatus(), native_library.RankStatus()]
     with (tmp_path / "segment").open("w+") as file:
         assert not dump._lives(file.fileno(), 0, [own, *absent])
-        assert dump._lives(file.fileno(), 0, [own, own, *absent])  # threads: nobody has a lock of their own
+        assert dump._lives(file.fileno(), 0, [own, own, *absent])  # threads hold no locks of their own
 
 
 def works_for_ever(comm: Communicator, elements: int) -> None:
@@ -59,7 +59,7 @@ def test_a_stopped_rank_is_named_with_what_the_others_wait_for(start: Start, bli
     job = start(3, works_for_ever, 2_000_000)
     job.hear("working")
     job.signal(1, signal.SIGSTOP)
-    # Until all has come to rest a rank may be seen waiting for one that is about to go on, or that is not yet stopped.
+    # Until all ranks are at rest, one may wait for a rank that is about to continue, or is not stopped yet.
     states = ["waiting", "stopped", "waiting"]
     group = wait_until(job, 0, lambda g: g.awaited() == {1: [0, 2]} and [rank.state for rank in g.ranks] == states)
     assert group.size == 3
@@ -76,7 +76,7 @@ def test_a_stopped_rank_is_named_with_what_the_others_wait_for(start: Start, bli
     assert (document["schema_version"], document["pid"]) == (2, job.pid(2))
     assert document["groups"][0]["awaited"] == [{"rank": 1, "by": [0, 2]}]
     job.signal(1, signal.SIGCONT)
-    wait_until(job, 0, lambda g: g.ranks[1].calls > group.ranks[0].calls + 3)  # the job goes on
+    wait_until(job, 0, lambda g: g.ranks[1].calls > group.ranks[0].calls + 3)  # the job continues
 
 
 def one_is_elsewhere(comm: Communicator) -> None:
@@ -95,7 +95,7 @@ def test_the_line_of_python_is_told_by_the_process_itself(start: Start, blink: B
     job = start(2, one_is_elsewhere)
     job.hear("ready")
     wait_until(job, 0, lambda g: [rank.state for rank in g.ranks] == ["waiting", "between calls"])
-    for _ in range(2):  # a second time as the first
+    for _ in range(2):  # the second time gives the same
         waiting, elsewhere = with_lines(groups_of(job.pid(0)))[0].ranks
         assert re.search(r"test_dump\.py:\d+ in one_is_elsewhere$", waiting.line)
         assert re.search(r"test_dump\.py:\d+ in sleeps_in_the_program$", elsewhere.line)
@@ -104,10 +104,10 @@ def test_the_line_of_python_is_told_by_the_process_itself(start: Start, blink: B
     assert [path.stat().st_mode & 0o777 for path in files] == [0o600]
     dumped = tmp_path / "dump.json"
     dumped.write_text(blink("dump", job.pid(0), "--json").out)
-    said = blink("doctor", dumped)
-    assert said.code == 1
-    assert "rank 1 of group" in said.out
-    assert "in sleeps_in_the_program" in " ".join(said.out.split())  # lines end where the folder's name is long
+    diagnosis = blink("doctor", dumped)
+    assert diagnosis.code == 1
+    assert "rank 1 of group" in diagnosis.out
+    assert "in sleeps_in_the_program" in " ".join(diagnosis.out.split())  # lines wrap if the folder's name is long
 
 
 def test_a_process_that_offers_no_line_is_not_signalled() -> None:
@@ -137,13 +137,13 @@ def meets_a_deadline(comm: Communicator) -> None:
 
 
 def test_the_deadlines_message_says_the_same(start: Start) -> None:
-    """Which rank waits for which chunk of which channel from whom: alive in the dump, at the deadline in the error."""
+    """Rank, chunk, channel and peer of a wait: from the dump while it lives, from the error at the deadline."""
     job = start(2, meets_a_deadline)
     job.hear("working")
     job.signal(1, signal.SIGSTOP)
 
     def at_rest(group: GroupState) -> bool:
-        """Rank 1 is stopped, and rank 0 has folded all that rank 1 had sent before."""
+        """Return whether rank 1 is stopped, and rank 0 has reduced all its earlier messages."""
         (waiting, stopped) = group.ranks
         return (waiting.state, stopped.state) == ("waiting", "stopped") and waiting.waiting_s > 0.5
 
@@ -177,7 +177,7 @@ def test_a_group_that_has_ended_says_why(start: Start, blink: Blink) -> None:
 
 
 def one_after_another(comm: Communicator) -> None:
-    """Rank 2 has left, rank 1 is busy with itself, rank 0 waits for it; and there is a part of ranks 0 and 1."""
+    """Rank 2 has left, rank 1 is busy, rank 0 waits for it; and there is a subgroup of ranks 0 and 1."""
     part = comm.split(None if comm.rank == 2 else 0)
     comm.barrier()
     tell(comm, "ready")
@@ -194,7 +194,7 @@ def test_ranks_that_left_or_compute_are_told_apart(start: Start, blink: Blink) -
     job.outcomes(2)
     wait_until(job, 0, lambda g: [rank.state for rank in g.ranks] == ["waiting", "between calls", "left"])
     whole, part = groups_of(job.pid(0))
-    # split()'s exchange, the barrier and, on rank 0, another: what the group did for itself is not the user's.
+    # The exchange of split(), the barrier and, on rank 0, another call: the group's own calls do not count.
     assert [rank.calls for rank in whole.ranks] == [3, 2, 2]
     assert [(rank.calls, rank.call) for rank in part.ranks] == [(0, None)] * 2
     assert (part.size, part.awaited()) == (2, {})
@@ -252,7 +252,7 @@ def test_who_waits_in_a_circle_is_found() -> None:
 
 
 def test_dumps_change_nothing_for_the_job(start: Start) -> None:
-    """Not even the locks by which ranks see each other live; and what was opened is closed."""
+    """The locks that show ranks as alive are kept too, and opened files are closed."""
     job = start(3, counts_calls, 400)
     job.hear("working")
     before = open_files()
@@ -260,7 +260,7 @@ def test_dumps_change_nothing_for_the_job(start: Start) -> None:
     while job.ranks[0].process.is_alive() and seen < 200:
         try:
             groups_of(job.pid(seen % 3))
-        except UnsupportedError:  # it has ended meanwhile
+        except UnsupportedError:  # the process has ended meanwhile
             break
         seen += 1
     assert open_files() <= before
@@ -296,7 +296,7 @@ def test_what_is_no_rank_of_ours_is_refused_with_the_reason(start: Start, blink:
 
 
 def dumps_itself(comm: Communicator) -> None:
-    """To look at one's own group, or at another rank's, would give up the lock by which one is seen to live."""
+    """Looking at one's own group, or another rank's, would release the lock that shows this rank as alive."""
     comm.barrier()
     tell(comm, "ready")
     for peer in comm.group.peers:

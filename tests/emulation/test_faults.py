@@ -1,4 +1,4 @@
-"""Ranks that die, stop, or never come: all others raise an error that names them, in time, wherever it happens."""
+"""Ranks that die, stop, or never come: all others raise an error that names them, in time, in every situation."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from blinkccl.runtime.bootstrap import Bootstrap
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.store import open_store
 
-#: How long after a kill all others have raised, at the latest.
+#: Time after a kill by which all other ranks must have raised.
 LIMIT_S = 2.0
 
-# ---- what ranks do until one of them is lost, beside what they do in benchmarks/kills.py
+# ---- the ranks' work until one of them is lost, in addition to that of benchmarks/kills.py
 
 
 def between_calls(comm: Communicator, victim: int) -> None:
@@ -60,20 +60,20 @@ WORK: dict[str, Work] = {
     "several_under_way": kills.asynchronous,
     "messages": kills.messages,
     "messages_from_anybody": messages_from_anybody,
-    "parts": kills.parts,  # made anew again and again: a kill may fall into their rendezvous
+    "parts": kills.parts,  # created again and again: a kill may fall into their rendezvous
 }
 
 
 def in_time(kill: Callable[[], float]) -> None:
-    """``kill`` kills a rank and says how late the last of the others heard of it."""
+    """``kill`` kills a rank and returns the delay of the last report."""
     late = [kill()]
-    if late[0] >= LIMIT_S:  # a second time only where a busy machine kept ranks off their cores
+    if late[0] >= LIMIT_S:  # a second try, because a busy machine may have delayed ranks
         late.append(kill())
     assert min(late) < LIMIT_S, late
 
 
 def until_lost(comm: Communicator, name: str, victim: int) -> tuple[float, int, str]:
-    """When and of whom this rank hears that it is lost."""
+    """Return the time, the lost rank and the error that this rank gets."""
     work = WORK[name]
     argument = victim if work.__module__ == __name__ else random.Random(7)
     if name not in ("between_calls", "messages_from_anybody"):
@@ -95,16 +95,16 @@ def test_a_killed_rank_is_named_by_all_others_within_the_limit(start: Start, nam
         time.sleep(random.Random(name).uniform(0, 0.2))
         killed = job.signal(victim, signal.SIGKILL)
         others = [rank for rank in range(3) if rank != victim]
-        found = job.values(*others)
-        assert [lost for _, lost, _ in found] == [victim] * 2, found
-        assert all("its process ended" in text or "hung up" in text for *_, text in found), found
-        return max(at for at, *_ in found) - killed
+        reports = job.values(*others)
+        assert [lost for _, lost, _ in reports] == [victim] * 2, reports
+        assert all("its process ended" in text or "hung up" in text for *_, text in reports), reports
+        return max(at for at, *_ in reports) - killed
 
     in_time(kill)
 
 
 def part_behind_the_others(comm: Communicator) -> int:
-    """Makes a part: the last rank dies in it, the first ends as soon as it hears, and the second looks after both."""
+    """Make a subgroup: the last rank dies in it, the first ends after its error, and the second looks after both."""
     watch = comm.group.watch
 
     def later(ranks: Sequence[int]) -> Callable[[], None]:
@@ -125,12 +125,12 @@ def part_behind_the_others(comm: Communicator) -> int:
 
 
 def test_who_ended_because_of_another_is_not_taken_for_the_first(start: Start) -> None:
-    """Both have ended when rank 1 looks: rank 0 has said before which was lost."""
+    """Both have ended when rank 1 looks: rank 0 has reported the lost rank before."""
     assert start(3, part_behind_the_others).values(1) == [2]
 
 
 def part_that_one_leaves(comm: Communicator) -> float:
-    """The last rank hangs up while a part is made, and goes on with the whole group, as do the others."""
+    """The last rank disconnects while a subgroup is made, and continues with the whole group, as do the others."""
 
     def hang_up(bootstrap: Bootstrap, *_: object) -> None:
         bootstrap.close()
@@ -153,7 +153,7 @@ def test_who_leaves_a_part_and_lives_does_not_end_the_whole_group(start: Start) 
 
 
 def dies_at(url: str, rank: int, size: int, point: str) -> None:
-    """Joins a group and ends without a word at ``point``."""
+    """Join a group and end at ``point`` without a report."""
 
     def die(*_: object, **__: object) -> None:
         Path(url.removeprefix("file://"), "died").write_text(str(time.monotonic()))
@@ -173,7 +173,7 @@ def hears_while_joining(url: str, rank: int, size: int) -> tuple[float, int, int
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("point", ["_share_memory", "process_heap", "Endpoint", "_map_heap", "_Memory", "barrier"])
 def test_a_rank_that_dies_while_the_group_is_made(tmp_path: Path, start: Start, point: str, victim: int) -> None:
-    """When all have met, before memory is shared, with it but not in it, and in it but before the first call."""
+    """After the meeting: before memory is shared, before joining it, and before the first call."""
     url = f"file://{tmp_path}/store"
 
     def kill() -> float:
@@ -182,9 +182,9 @@ def test_a_rank_that_dies_while_the_group_is_made(tmp_path: Path, start: Start, 
             RankProcess(hears_while_joining, url, rank, 3)
             for rank in range(3)
         ]  # fmt: skip
-        found = outcomes(ranks)
-        assert found[victim].exitcode == -signal.SIGKILL
-        others = [outcome for rank, outcome in enumerate(found) if rank != victim]
+        ended = outcomes(ranks)
+        assert ended[victim].exitcode == -signal.SIGKILL
+        others = [outcome for rank, outcome in enumerate(ended) if rank != victim]
         assert [outcome.error for outcome in others] == [None, None]
         assert [outcome.value[1] for outcome in others] == [victim, victim]
         return max(outcome.value[0] for outcome in others) - float((tmp_path / "store/died").read_text())
@@ -200,7 +200,7 @@ def test_a_rank_that_is_killed_while_others_are_missing(tmp_path: Path, start: S
         ranks = [RankProcess(hears_while_joining, url, rank, 3) for rank in range(2)]
         for key in ("blink/bootstrap", "blink/here/1"):
             wait_for(open_store(url, 1, 0), key)
-        time.sleep(0.3)  # nothing can be seen from outside of their coming together
+        time.sleep(0.3)  # their meeting is not visible from outside
         killed = time.monotonic()
         ranks[victim].kill()
         (other,) = outcomes([ranks[1 - victim]])
@@ -211,7 +211,7 @@ def test_a_rank_that_is_killed_while_others_are_missing(tmp_path: Path, start: S
     in_time(kill)
 
 
-# ---- how else a rank may go
+# ---- other ends of a rank
 
 
 def leaves(comm: Communicator, how: str) -> str:
@@ -247,7 +247,7 @@ def test_however_a_rank_goes_the_others_hear_of_it(start: Start, how: str, why: 
 
 
 def works_without_the_one_that_left(comm: Communicator) -> int:
-    """Who leaves in order disturbs only those who want something of it."""
+    """A rank that leaves in order affects only ranks that need data from it."""
     if comm.rank == 2:
         comm.send(np.full(3, 7), 0, tag=5)
         return 0
@@ -256,13 +256,13 @@ def works_without_the_one_that_left(comm: Communicator) -> int:
         comm.send(np.full(3, 8), 0, tag=6)
         return int(_lost_rank(lambda: comm.recv(np.empty(3), 2)) == 2)
     array = np.zeros(3, int)
-    anybody = comm.recv(np.zeros(3, int), tag=6, wait=False)  # rank 2 is among those who might send it
+    anybody = comm.recv(np.zeros(3, int), tag=6, wait=False)  # rank 2 is a possible sender
     assert comm.recv(array, 2, tag=5) == 2
     time.sleep(0.3)
     comm.group.store.set("go", b"")
     assert anybody.result(PATIENT_S) == 1
     assert _lost_rank(lambda: comm.recv(array, 2)) == 2
-    assert _lost_rank(lambda: comm.recv(array, 2, tag=9)) == 2  # also the second time
+    assert _lost_rank(lambda: comm.recv(array, 2, tag=9)) == 2  # the second time too
     assert _lost_rank(lambda: comm.send(array, 2)) == 2
     return int(array[0])
 
@@ -316,13 +316,13 @@ def stalls_in_a_message(comm: Communicator) -> str:
             comm.recv(big, 1, tag=1, deadline_s=1.0)
             comm.send(big, 1, tag=2, deadline_s=1.0)
     except DeadlineError as error:
-        found = str(error)
+        text = str(error)
     began = time.monotonic()
     for call in (lambda: comm.recv(big, 1, tag=1, deadline_s=1.0), lambda: comm.send(big, 1, deadline_s=1.0)):
         with pytest.raises(CommunicationError):
             call()
     assert time.monotonic() - began < 5, "calls on a broken wire must end too"
-    return found
+    return text
 
 
 def test_messages_of_a_stopped_rank_have_a_deadline(start: Start) -> None:
@@ -330,13 +330,13 @@ def test_messages_of_a_stopped_rank_have_a_deadline(start: Start) -> None:
     job.hear("working")
     time.sleep(0.2)
     job.signal(1, signal.SIGSTOP)
-    (found,) = job.values(0)
-    assert "rank 0 timed out waiting for" in found
-    assert "rank 1" in found
+    (text,) = job.values(0)
+    assert "rank 0 timed out waiting for" in text
+    assert "rank 1" in text
 
 
 def waits_for_nobody(comm: Communicator) -> list[float]:
-    """Deadlines of calls that name one, of calls that do not, and of both kinds of messages."""
+    """Timeouts of calls with and without their own, and of both kinds of messages."""
     if comm.rank == 1:
         wait_for(comm.group.store, "done")
         return []
@@ -364,7 +364,7 @@ def test_every_wait_has_a_deadline(start: Start) -> None:
 
 
 def test_the_environment_says_how_long(tmp_path: Path, start: Start) -> None:
-    """BLINK_TIMEOUT, through init(): a script as a user writes it."""
+    """BLINK_TIMEOUT, through init(), in a script as users write it."""
     script = "import blinkccl\ntry:\n    blinkccl.init()\nexcept Exception as e:\n    print(type(e).__name__, e)"
     environ = dict(os.environ, BLINK_TIMEOUT="0.5", BLINK_RANK="0", BLINK_WORLD_SIZE="2",
                    BLINK_STORE=f"file://{tmp_path}/store")  # fmt: skip
@@ -377,7 +377,7 @@ def test_the_environment_says_how_long(tmp_path: Path, start: Start) -> None:
 
 
 def test_ten_calls_raise_once_the_group_has_failed(start: Start) -> None:
-    """Not only the call in which it happened."""
+    """Later calls raise too, not only the one that failed."""
     start(2, fails_again_and_again).values()
 
 
@@ -408,12 +408,12 @@ def test_a_script_that_fails_tells_the_others(tmp_path: Path, start: Start) -> N
         for rank in range(2)
     ]
     try:
-        said = [run.communicate(timeout=PATIENT_S)[1] for run in runs]
+        outputs = [run.communicate(timeout=PATIENT_S)[1] for run in runs]
     finally:
         for run in runs:
             run.kill()
-    assert "ValueError: a mistake" in said[0]
-    assert "rank 0 ended with ValueError" in said[1]
+    assert "ValueError: a mistake" in outputs[0]
+    assert "rank 0 ended with ValueError" in outputs[1]
 
 
 # ---- a user's Ctrl-C
@@ -422,7 +422,7 @@ def test_a_script_that_fails_tells_the_others(tmp_path: Path, start: Start) -> N
 def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     array = np.ones(3_000_000 if wait == "large call" else 5)
-    comm.allreduce(array)  # planned before the signal: what interrupts planning says nothing to other ranks
+    comm.allreduce(array)  # planned before the signal, because an interrupted planning is not reported to other ranks
     tell(comm, "ready")
     try:
         if comm.rank == 1:
@@ -458,22 +458,22 @@ def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(start: Start, wait: str) -
 
 
 class Impatient(Exception):  # noqa: N818
-    """What a program's own signal handler raises."""
+    """An exception of a program's own signal handler."""
 
 
 def handles_signals(comm: Communicator) -> list[str]:
-    """Handlers that do nothing, that use the group, that close it, and that raise what they like."""
-    said: list[str] = []
+    """Handlers that do nothing, that use the group, that close it, and that raise an exception of their own."""
+    notes: list[str] = []
 
     def note(*_: object) -> None:
-        said.append("noted")
+        notes.append("noted")
 
     def use(*_: object) -> None:
         for call in (lambda: comm.allreduce(np.ones(3)), comm.close):
             try:
                 call()
             except CommunicationError as error:
-                said.append(str(error))
+                notes.append(str(error))
 
     def give_up(*_: object) -> None:
         raise Impatient("enough")
@@ -486,15 +486,15 @@ def handles_signals(comm: Communicator) -> list[str]:
         wait_for(comm.group.store, "go")
         comm.barrier()
         wait_for(comm.group.store, "done")
-        return said
+        return notes
     try:
         while True:
             comm.barrier()
-            said.append("passed")
+            notes.append("passed")
     except Impatient as error:
-        said.append(f"Impatient: {error}")
+        notes.append(f"Impatient: {error}")
     comm.group.store.set("done", b"")
-    return said
+    return notes
 
 
 def test_signal_handlers_run_in_long_waits(start: Start) -> None:
@@ -505,11 +505,11 @@ def test_signal_handlers_run_in_long_waits(start: Start) -> None:
         job.signal(0, number)
         if number == signal.SIGUSR2:
             time.sleep(0.4)
-            job.store.set("go", b"")  # the wait goes on as if nothing had been
-    (said,) = job.values(0)
-    assert said[0] == "noted"
-    assert all("in the middle of a call" in text for text in said[1:3])
-    assert said[3:] == ["passed", "Impatient: enough"]
+            job.store.set("go", b"")  # the wait continues undisturbed
+    (notes,) = job.values(0)
+    assert notes[0] == "noted"
+    assert all("in the middle of a call" in text for text in notes[1:3])
+    assert notes[3:] == ["passed", "Impatient: enough"]
 
 
 # ---- random kills at random moments: fifty of those of benchmarks/kills.py
@@ -518,12 +518,12 @@ def test_signal_handlers_run_in_long_waits(start: Start) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_random_kills_reach_all_others_in_time(start: Start, seed: int) -> None:
     command = [sys.executable, Path(__file__).parents[2] / "benchmarks/kills.py", "-n", "10", "--seed", str(seed)]
-    said = ""
-    for _ in range(2):  # a second time only where a busy machine kept ranks off their cores
+    output = ""
+    for _ in range(2):  # a second try, because a busy machine may have delayed ranks
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert "10 kills in " in ended.stdout, ended.stderr
         assert "wrong: " not in ended.stdout, ended.stdout
-        said += ended.stdout
+        output += ended.stdout
         if ended.returncode == 0:
             return
-    pytest.fail(said)
+    pytest.fail(output)

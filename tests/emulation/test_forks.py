@@ -1,4 +1,4 @@
-"""Ranks that fork, as data loaders do: a child is no rank, disturbs none, and holds nobody's place."""
+"""Ranks that fork, as data loaders do: a child is not a rank, disturbs no rank, and keeps no rank alive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from blinkccl.runtime.heap import process_heap
 
 
 def in_child(work: Callable[[], Any]) -> int:
-    """Forks; the child runs ``work`` and ends, in order or not, with 0 if it did not raise."""
+    """Fork; the child runs ``work`` and ends, in order or not, with 0 if it did not raise."""
     pid = os.fork()
     if pid:
         return pid
@@ -38,8 +38,8 @@ def in_child(work: Callable[[], Any]) -> int:
 def ended(pid: int) -> int:
     end = time.monotonic() + PATIENT_S
     while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        waited, status = os.waitpid(pid, os.WNOHANG)
+        if waited:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > end:
             os.kill(pid, signal.SIGKILL)
@@ -57,7 +57,7 @@ def forks_in_the_middle(comm: Communicator) -> list[int]:
     """Children that try everything, forked while other threads of their parent are inside calls."""
     shared = blinkccl.empty(100_000)
     shared[:] = comm.rank
-    kept = np.full(100_000, 5.0)
+    array = np.full(100_000, 5.0)
     comm.allreduce(np.ones(3))  # prepared before the fork
     peer = 1 - comm.rank
 
@@ -68,7 +68,7 @@ def forks_in_the_middle(comm: Communicator) -> list[int]:
             lambda: comm.recv(np.ones(3), peer), lambda: comm.split(0), comm.stats, comm.abort,
         ):  # fmt: skip
             refused(call)
-        assert blinkccl.empty(10).sum() == 0  # its own heap: not a lock that another thread of the parent held
+        assert blinkccl.empty(10).sum() == 0  # its own heap, without a lock of the parent's threads
         comm.close()
 
     def child_that_drops_arrays() -> None:
@@ -79,8 +79,8 @@ def forks_in_the_middle(comm: Communicator) -> list[int]:
 
     def talk() -> None:
         for _ in range(150):
-            sent = comm.send(kept, peer, tag=1, wait=False)
-            comm.recv(np.empty_like(kept), peer, tag=1)
+            sent = comm.send(array, peer, tag=1, wait=False)
+            comm.recv(np.empty_like(array), peer, tag=1)
             sent.result(PATIENT_S)
 
     talker = threading.Thread(target=talk)
@@ -104,7 +104,7 @@ def test_children_are_no_ranks_and_disturb_none(start: Start) -> None:
 
 
 def forks_and_exits_in_order(comm: Communicator) -> int:
-    """A child that ends with sys.exit runs Python's exit functions: they must not close its parent's groups."""
+    """A child that ends with sys.exit runs Python's exit functions, which must not close its parent's groups."""
     pid = os.fork()
     if pid == 0:
         sys.exit(0)
@@ -136,7 +136,7 @@ def test_a_child_does_not_keep_its_dead_parents_place(start: Start) -> None:
         time.sleep(0.2)
         killed = job.signal(1, signal.SIGKILL)
         ((at, lost),) = job.values(0)
-        os.kill(child, 0)  # it is there still, with all that it inherited
+        os.kill(child, 0)  # it still runs, with all inherited resources
     finally:
         os.kill(child, signal.SIGKILL)
     assert lost == 1
@@ -148,7 +148,7 @@ def test_a_child_may_be_a_rank_of_another_group(start: Start) -> None:
 
 
 def forks_a_group_of_its_own(comm: Communicator) -> list[int]:
-    """The children of all ranks make a group among themselves, with arrays of their own heaps."""
+    """The children of all ranks form a group of their own, with arrays of their own heaps."""
 
     def child() -> None:
         other = Communicator.create(comm.group.store, comm.rank, comm.size, prefix="children", deadline_s=PATIENT_S)

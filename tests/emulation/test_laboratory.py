@@ -1,4 +1,4 @@
-"""Real laboratories: plans over shaped links between namespaces, links that break, and nothing that is left."""
+"""Real laboratories: plans over shaped links between namespaces, failing links, and complete clean-up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def field_of(spec: str, name: str, gpus: str | None, algorithms: str = "optimal"
 
 
 def namespace_of(pid: int | str) -> str:
-    """The network namespace of a process; "" if that has ended."""
+    """Return the network namespace of a process; "" if it has ended."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -82,8 +82,8 @@ def test_one_message_over_two_paths_is_split_by_first_calls() -> None:
 def test_gloo_runs_beside_plans() -> None:
     field = field_of("dgx-1v", "allreduce", "0,1,4", "gloo_ranks,optimal")
     with field.laboratory() as lab:
-        ((gloo, ours),) = experiment.measure(field, lab, [MIB], 1, 20)
-    assert (gloo.wrong, ours.wrong) == (0, 0)
+        ((gloo, plan),) = experiment.measure(field, lab, [MIB], 1, 20)
+    assert (gloo.wrong, plan.wrong) == (0, 0)
     assert len(gloo.runs) == 1
 
 
@@ -99,37 +99,37 @@ def no_mpi() -> str | None:
 def test_open_mpi_runs_beside_plans_and_leaves_nothing() -> None:
     field = field_of("dgx-1v", "allreduce", "0,1,4", "openmpi,optimal")
     with field.laboratory() as lab:
-        ((mpi, ours),) = experiment.measure(field, lab, [MIB], 1, 20)
+        ((mpi, plan),) = experiment.measure(field, lab, [MIB], 1, 20)
         ours_only = {lab.pid(vertex) for vertex in (0, 1, 4)}
         inside = {namespace_of(pid) for pid in ours_only}
         folders = [folder.name for folder in Path("/proc").glob("[0-9]*")]
         assert {int(pid) for pid in folders if namespace_of(pid) in inside} == ours_only
-    assert (mpi.wrong, ours.wrong) == (0, 0)
+    assert (mpi.wrong, plan.wrong) == (0, 0)
     assert len(mpi.runs) == 1
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[tuple[Field, Laboratory]]:
-    """GPUs 0, 1, 2 of a DGX-1V, for tests that leave its links as they are and its processes alive."""
+    """GPUs 0, 1, 2 of a DGX-1V, for tests that change neither its links nor its processes."""
     field = field_of("dgx-1v", "broadcast", "0,1,2", "optimal,ring")
     with field.laboratory() as lab:
         yield field, lab
 
 
 def queues_of(lab: Laboratory) -> dict[tuple[int, str], tuple[int, int]]:
-    """(vertex, device) of every port → bytes per second that the kernel lets through, and bytes so far."""
-    found = {}
+    """Return (vertex, device) of every port → the kernel's limit in bytes per second, and bytes so far."""
+    queues = {}
     for vertex in lab.layout.vertices:
         with lab.namespaces.inside(vertex):
-            told = subprocess.run(["tc", "-s", "-j", "qdisc", "show"], capture_output=True, check=True).stdout
-        for row in json.loads(told):
+            output = subprocess.run(["tc", "-s", "-j", "qdisc", "show"], capture_output=True, check=True).stdout
+        for row in json.loads(output):
             if row["kind"] == "tbf":
-                found[vertex, row["dev"]] = row["options"]["rate"], row["bytes"]
-    return found
+                queues[vertex, row["dev"]] = row["options"]["rate"], row["bytes"]
+    return queues
 
 
 def test_links_are_shaped_and_can_be_changed(three: tuple[Field, Laboratory]) -> None:
-    """How fast they are by a clock depends on who else is at work here: asked is the kernel, which also counts."""
+    """The measured speed depends on the machine's load, so the test reads the kernel's limit and counter."""
     field, lab = three
     ports = lab.layout.port.values()
     for part in (0.1, 1.0):
@@ -138,8 +138,8 @@ def test_links_are_shaped_and_can_be_changed(three: tuple[Field, Laboratory]) ->
         assert {place: rate for place, (rate, _) in before.items()} == {
             (port.vertex, port.device): round(port.bit_per_s * part) // 8 for port in ports
         }
-        ((ours, ring),) = experiment.measure(field, lab, [MIB], 1, 20)
-        assert (ours.wrong, ring.wrong) == (0, 0)
+        ((plan, ring),) = experiment.measure(field, lab, [MIB], 1, 20)
+        assert (plan.wrong, ring.wrong) == (0, 0)
         carried = sum(sent - before[place][1] for place, (_, sent) in queues_of(lab).items())
         assert carried >= 2 * len(field.candidates) * MIB, "a broadcast to two others by each algorithm"
 
@@ -161,7 +161,7 @@ def test_a_link_that_breaks_is_named_at_the_deadline(three: tuple[Field, Laborat
     lab.close(number)
     lab.join(*link) if how == "cut" else lab.reshape(1.0)
     number = lab.open(field.candidates[0].program, experiment.BUFFER_BYTES)
-    assert lab.run(number, pattern_of(field, MIB), 1 << 15, 20).wrong == 0  # the laboratory goes on
+    assert lab.run(number, pattern_of(field, MIB), 1 << 15, 20).wrong == 0  # the laboratory continues to work
     lab.close(number)
 
 
@@ -174,13 +174,13 @@ def test_a_job_goes_on_around_what_fails(fault: str) -> None:
         story = faults.tell(field, around, lab, broken, 2 * MIB, 1, 30.0)
     assert isinstance(story.after, Measured)
     assert (story.before.wrong, story.after.wrong) == (0, 0)
-    if isinstance(story.during, Run):  # a link that is slow or loses packets may just do
+    if isinstance(story.during, Run):  # a link that is slow or loses packets may still suffice
         assert fault.startswith(("slow", "lossy"))
         assert story.during.wrong == 0
     else:
-        said, after_s = story.during
+        text, after_s = story.during
         assert after_s < 1 + 2 * story.before.seconds + 5
-        assert re.search("rank [02] .process" if "kill" in fault else "link (0 → 1|1 → 0)", said), said
+        assert re.search("rank [02] .process" if "kill" in fault else "link (0 → 1|1 → 0)", text), text
     assert story.document()["after"]["part_of_plan"] > 0
     assert str(broken) in story.text()
 
@@ -219,7 +219,7 @@ def test_a_stopped_host_is_named(three: tuple[Field, Laboratory]) -> None:
 
 
 ARGUMENTS = ["lab", "broadcast", "--topo", "ring:3", "--lane", "5", "--size", "64M"]
-#: Tests may run under nohup, or in the background of a shell: then a signal would be ignored, and nothing tested.
+#: Tests may run under nohup, or in the background of a shell, which ignore the signal, so it is restored.
 HEARING = """
 import signal
 for number in (signal.SIGHUP, signal.SIGTERM):
@@ -240,19 +240,19 @@ def test_nothing_is_left_whatever_ends_a_laboratory(number: signal.Signals) -> N
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
 
         def inside() -> dict[int, str]:
-            """Its children that are in namespaces of their own."""
-            found = {child: namespace_of(child) for child in children_of(process.pid)}
-            return {child: where for child, where in found.items() if where not in ("", namespace_of("self"))}
+            """Return its children that are in namespaces of their own."""
+            namespaces = {child: namespace_of(child) for child in children_of(process.pid)}
+            return {child: where for child, where in namespaces.items() if where not in ("", namespace_of("self"))}
 
         until(lambda: process.poll() is not None or len(set(inside().values())) == 3)
         assert process.poll() is None, process.stderr.read()
         made = inside()
         process.send_signal(number)
-        said = process.communicate(timeout=20)[1].decode()
+        errors = process.communicate(timeout=20)[1].decode()
     assert process.returncode != 0
-    assert "Traceback" not in said
+    assert "Traceback" not in errors
     until_gone(made, 20)
-    # Other tests make namespaces meanwhile: these three are to be held by nobody.
+    # Other tests make namespaces at the same time: no process may hold these three.
     until(lambda: not {namespace_of(folder.name) for folder in Path("/proc").glob("[0-9]*")} & {*made.values()}, 20)
 
 
@@ -266,7 +266,7 @@ def test_the_verb_prints_a_table() -> None:
 
 
 def test_what_was_measured_is_written_and_chosen_by(tmp_path: Path) -> None:
-    """Algorithms run in turns; the table keeps what it had of other jobs, and who chooses goes by it."""
+    """Algorithms run in turns; the table keeps other jobs' rows, and the planner uses it."""
     file = tmp_path / "table.json"
     job = ["allreduce", "--topo", "ring:3"]
     command = [sys.executable, "-m", "blinkccl"]
@@ -283,8 +283,8 @@ def test_what_was_measured_is_written_and_chosen_by(tmp_path: Path) -> None:
         assert {(time.algorithm, time.protocol) for time in cell.times} == {("optimal", "sockets"), ("ring", "sockets")}
         assert [time.seconds for time in cell.times] == sorted(time.seconds for time in cell.times)
     best = table.cells[2].times[0]
-    told = [*command, "explain", *job, "--size", "128K", "--measured", str(file), "--json"]
-    choice = json.loads(subprocess.run(told, capture_output=True, check=True).stdout)["choice"]
+    explain = [*command, "explain", *job, "--size", "128K", "--measured", str(file), "--json"]
+    choice = json.loads(subprocess.run(explain, capture_output=True, check=True).stdout)["choice"]
     assert choice["measured"]
     assert choice["timed"][0]["algorithm"] == best.algorithm
     assert choice["timed"][0]["seconds"] == pytest.approx(best.seconds)

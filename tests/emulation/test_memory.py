@@ -1,4 +1,4 @@
-"""Shared memory: private to its user, without a name, gone after any end, not in /dev/shm; and nothing that grows."""
+"""Shared memory: private to its user, unnamed, freed after any end, not in /dev/shm; and no growth."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ from blinkccl.runtime.heap import process_heap
 
 
 def own_memory() -> dict[int, tuple[str, int]]:
-    """Inode → (name, mode) of this process's memory files of ours, by its descriptors."""
-    found = {}
+    """Return inode → (name, mode) of this process's memory files of Blink, by its descriptors."""
+    files = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
             name, row = os.readlink(entry), entry.stat()
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
         if name.startswith("/memfd:blink-"):
-            found[row.st_ino] = (name, stat.S_IMODE(row.st_mode))
-    return found
+            files[row.st_ino] = (name, stat.S_IMODE(row.st_mode))
+    return files
 
 
 def holders(inodes: set[int]) -> list[str]:
-    """Who still has one of these files open or mapped, of all processes that can be seen."""
-    found = []
+    """Return the visible processes that have one of these files open or mapped."""
+    places = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             for entry in (process / "fd").iterdir():
                 if os.readlink(entry).startswith("/memfd:blink-") and entry.stat().st_ino in inodes:
-                    found.append(str(entry))
+                    places.append(str(entry))
             for line in (process / "maps").read_text(errors="replace").splitlines():
                 fields = line.split()
                 if "memfd:blink-" in line and int(fields[4]) in inodes:
-                    found.append(f"{process}: {line}")
+                    places.append(f"{process}: {line}")
         except (FileNotFoundError, PermissionError, ProcessLookupError):
             continue
-    return found
+    return places
 
 
 def shows_its_memory(comm: Communicator) -> dict[int, tuple[str, int]]:
     array = blinkccl.empty(500_000)
     comm.allreduce(array)
-    found = own_memory()
+    files = own_memory()
     tell(comm, "ready")
     wait_for(comm.group.store, "seen")
-    return found
+    return files
 
 
 def test_memory_is_private_and_has_no_name(start: Start, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_nothing_is_left_when_all_ranks_are_killed_at_once(start: Start) -> None
 
 
 def closes_and_counts(comm: Communicator, rounds: int) -> dict[str, int]:
-    """Groups that are made and closed leave no descriptors, threads or mappings."""
+    """Groups that are created and closed leave no descriptors, threads or mappings."""
 
     def one() -> None:
         part = comm.split(0)
@@ -132,7 +132,7 @@ def test_arrays_in_shared_memory_give_their_pages_back(ran: Ran) -> None:
 
 
 def makes_arrays(comm: Communicator) -> int:
-    """Bytes by which what the system holds for us has grown, after 12 × 64 MiB."""
+    """Return the growth of the system's memory for this process in bytes, after 12 × 64 MiB."""
     used = []
     for _ in range(12):
         array = blinkccl.empty(16 << 20)
@@ -144,7 +144,7 @@ def makes_arrays(comm: Communicator) -> int:
 
 
 def resources() -> dict[str, int]:
-    """What this process holds: bytes of memory of its own, descriptors, threads."""
+    """Return this process's resources: bytes of private memory, descriptors, threads."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return {
         "anonymous bytes": int(fields["RssAnon"].split()[0]) << 10,
@@ -160,7 +160,7 @@ def growth(before: dict[str, int]) -> dict[str, int]:
 
 
 def many_calls(comm: Communicator, calls: int, warm: int) -> dict[str, int]:
-    """How much each has grown between the ``warm``-th call and the last."""
+    """Return the growth of each resource between the ``warm``-th call and the last."""
     plan = random.Random(1)
     shared = blinkccl.empty(200_000, "float32")
     before: dict[str, int] = {}
@@ -187,7 +187,7 @@ def many_calls(comm: Communicator, calls: int, warm: int) -> dict[str, int]:
 
 
 def test_nothing_grows_with_the_number_of_calls(ran: Ran) -> None:
-    """More different sizes than prepared calls are kept, so that the oldest are given up, too.
+    """There are more sizes than cached prepared calls, so that the oldest are freed too.
 
     The full length: ``BLINK_LEAK_CALLS=10000 pytest tests/emulation/test_memory.py``.
     """

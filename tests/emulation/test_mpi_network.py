@@ -1,4 +1,4 @@
-"""MPI as the network between hosts, in a job that mpirun started; both hosts are this one."""
+"""MPI as the network between hosts, in a job of mpirun; both hosts are this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that promise one order: an element's bits are those of the order, at any size, place and collective."""
+"""Groups with one order of summation: an element has the bits of that order, at any size, place and collective."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.tables import Way
 from support.orders import evaluated, rough, same_bits
 
-#: Elements of every rank, which buffers of any length repeat.
+#: Elements of every rank, repeated in buffers of any length.
 TILE = 1009
-#: 1 byte (of a type that has one) to 100 MB.
+#: 1 byte (for a type of that size) to 100 MB.
 DECADES = tuple(10**power for power in range(9))
 
 
 def tiled(values: Any, count: int) -> Any:
-    """``count`` elements of a tile that is repeated."""
+    """Return ``count`` elements of the repeated tile."""
     return np.resize(values, count)
 
 
@@ -41,7 +41,7 @@ def in_rank_order(size: int) -> str:
 
 
 def ordered(comm: Communicator, wanted: str | None, prefix: str = "ordered") -> closing[Communicator]:
-    """Another communicator of the same ranks, with or without the promise."""
+    """Open another communicator of the same ranks, deterministic or not."""
     made = Communicator.create(
         comm.group.store, comm.rank, comm.size, prefix=prefix, deadline_s=PATIENT_S, deterministic=wanted
     )
@@ -51,14 +51,14 @@ def ordered(comm: Communicator, wanted: str | None, prefix: str = "ordered") -> 
 def sums(
     comm: Communicator, wanted: str, order: str, nbytes: tuple[int, ...], kinds: tuple[tuple[str, str], ...]
 ) -> int:
-    """AllReduce, Reduce and ReduceScatter of so many bytes; how many elements were compared."""
+    """Run AllReduce, Reduce and ReduceScatter of ``nbytes``; return the number of elements compared."""
     with ordered(comm, wanted) as group:
         assert group.group.deterministic == wanted
         return sum(compared(group, order, size, *kind) for kind in kinds for size in nbytes)
 
 
 def compared(comm: Communicator, order: str, nbytes: int, dtype: str, op: str) -> int:
-    """Every element of every result; of more than a megabyte only the AllReduce's."""
+    """Compare every element of every result; above a megabyte only the AllReduce's."""
     row, chosen = element_type(dtype), operation(op)
     values = rough(row, comm.size, TILE, seed=comm.size)
     factors = {rank: row.scalar(0.3 + rank) for rank in range(comm.size)} if chosen.scales else None
@@ -106,7 +106,7 @@ def with_cache(comm: Communicator, cache: str, *arguments: Any) -> int:
 
 
 def test_a_measured_table_with_another_order_gives_way(ran: Ran, tmp_path: Path) -> None:
-    """A ring, which sums every part in an order of its own."""
+    """A ring sums every part in another order."""
     cache = written(tmp_path / "one", 3, Way("ring", "", 64 << 10))
     arguments = in_rank_order(3), (10, 100_000), (("float32", "sum"),)
     ran(3, with_cache, cache, "order", *arguments)
@@ -148,7 +148,7 @@ def test_all_ranks_promise_it_or_none(start: Start) -> None:
 
 
 def differing(comm: Communicator) -> str:
-    """One rank asks for it, the other does not."""
+    """One rank requests an order, the other does not."""
     with pytest.raises(PlanMismatchError) as caught:
         ordered(comm, "order" if comm.rank == 0 else "")
     return str(caught.value)

@@ -1,6 +1,6 @@
-"""Ranks in sibling PID namespaces of one host, as in containers that have the host's network: they share memory.
+"""Ranks in sibling PID namespaces of one host, as in containers with the host's network: they share memory.
 
-There a process's number is another one's, or nobody's; both ranks below are process 1 or 2 of their own namespaces.
+A process's number is another process's there, or none's; both ranks below are process 1 or 2 of their own namespaces.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ except blinkccl.BlinkError as error:
 
 
 def entered(*kinds: str, command: str = "exec") -> list[str]:
-    """The beginning of a line that runs what follows in namespaces of its own."""
+    """Return the beginning of a command line that runs the rest in namespaces of its own."""
     return ["unshare", *ROOT, *kinds, "--fork", "--kill-child", "sh", "-c", f'{command} "$@"', "sh"]
 
 
@@ -68,7 +68,7 @@ def check_allowed(*kinds: str, command: str = "exec") -> None:
 
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two ranks, each in namespaces of these kinds; none is left behind, however the test ends."""
+    """Start two ranks, each in namespaces of these kinds; end both in any case."""
     kinds, command, mode, timeout_s = request.param
     check_allowed(*kinds, command=command)
     started = []
@@ -89,7 +89,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[subpr
         stop.cancel()
     finally:
         for each in started:
-            each.kill()  # and the rank in it, by --kill-child
+            each.kill()  # also kills the rank in it, by --kill-child
             each.communicate(timeout=20)
 
 
@@ -99,7 +99,7 @@ def heard(rank: subprocess.Popen[str]) -> Any:
 
 
 def number_of(rank: subprocess.Popen[str]) -> int:
-    """The rank's process, as it is numbered here."""
+    """Return the number of the rank's process in this namespace."""
     return int(Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text().split()[0])
 
 
@@ -131,7 +131,7 @@ def test_ranks_share_memory_and_a_killed_one_is_named(ranks: list[subprocess.Pop
 
 @pytest.mark.parametrize("ranks", [APART], indirect=True, ids=["own networks"])
 def test_without_a_common_network_they_are_on_several_hosts(ranks: list[subprocess.Popen[str]]) -> None:
-    """As it is of hosts that do not reach each other: an error by the deadline, which says so."""
+    """They count as hosts without a path between them: an error by the deadline, which names the cause."""
     ends = [heard(rank) for rank in ranks]
     assert all(end["kind"] in ("UnsupportedError", "RendezvousTimeout", "CommunicationError") for end in ends), ends
     assert any("serves one host" in end["message"] for end in ends), ends
@@ -148,6 +148,6 @@ def test_numbers_of_another_namespace_mean_nothing_here() -> None:
 def test_where_proc_is_of_another_namespace_no_number_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     from blinkccl.runtime import process
 
-    monkeypatch.setattr(process, "PROC", Path("/proc/sys"))  # it has no "self"
+    monkeypatch.setattr(process, "PROC", Path("/proc/sys"))  # a folder without "self"
     assert process.number_here(os.getpid(), namespace("pid")) is None
     assert process.number_here(os.getpid(), 0) is None

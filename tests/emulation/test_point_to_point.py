@@ -1,4 +1,4 @@
-"""Messages between two ranks: tags, sources, order, sizes, both directions at once, beside collectives."""
+"""Messages between two ranks: tags, sources, order, sizes, both directions at once, concurrent collectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from job import PATIENT_S, Ran
 from blinkccl.errors import UsageError
 from blinkccl.runtime.communicator import Communicator
 
-#: Bytes: none, few, the whole of a ring and its neighbours, many rings.
+#: Bytes: none, few, a full ring and its neighbours, many rings.
 SIZES = (0, 1, 100, 65_519, 65_520, 65_536, 65_537, 1_000_003)
 
 
@@ -21,7 +21,7 @@ def content(source: int, destination: int, number: int, size: int) -> Any:
 
 
 def test_messages_of_all_sizes_in_any_order_of_tags(ran: Ran) -> None:
-    """Rank 0 sends by rising tags, rank 1 receives in a random order; each message has the tag's own size."""
+    """Rank 0 sends by rising tags, rank 1 receives in a random order; each tag has its own size."""
     assert ran(2, tags_out_of_order) == [None, True]
 
 
@@ -45,7 +45,7 @@ def test_receives_posted_before_and_after_their_messages(ran: Ran) -> None:
 
 
 def exchanges(comm: Communicator, seed: int) -> int:
-    """Everybody sends everybody the same number of messages of random sizes, all at once, receives among them."""
+    """Every rank sends every other the same number of messages of random sizes, all at once, mixed with receives."""
     plan = random.Random(seed)
     peers = [rank for rank in range(comm.size) if rank != comm.rank]
     messages = {
@@ -56,7 +56,7 @@ def exchanges(comm: Communicator, seed: int) -> int:
     }
     own = random.Random(seed + comm.rank)
     steps = [(peer, number, kind) for peer in peers for number in range(30) for kind in ("send", "receive")]
-    # FIFO per peer and tag: numbers rise per peer and kind, in a random order otherwise.
+    # FIFO per peer and tag: numbers rise per peer and kind, otherwise in a random order.
     lanes = {(peer, kind): [s for s in steps if s[0] == peer and s[2] == kind] for peer in peers
              for kind in ("send", "receive")}  # fmt: skip
     futures = []
@@ -87,7 +87,7 @@ def test_from_any_source(ran: Ran) -> None:
 
 
 def from_anybody(comm: Communicator) -> list[int]:
-    """The source that is told is the one that sent; those with other tags wait their turn."""
+    """The reported source is the sender; messages with other tags wait."""
     if comm.rank:
         for number in range(20):
             comm.send(np.array([comm.rank, number]), 0, tag=number % 2)
@@ -100,8 +100,8 @@ def from_anybody(comm: Communicator) -> list[int]:
         assert source == array[0]
         numbers.setdefault((source, index % 2), []).append(int(array[1]))
         sources.append(source)
-    for (_, tag), found in numbers.items():
-        assert found == list(range(tag, 20, 2)), "order of one source and tag"
+    for (_, tag), received in numbers.items():
+        assert received == list(range(tag, 20, 2)), "order of one source and tag"
     return sources
 
 
@@ -129,7 +129,7 @@ def test_too_small_a_buffer_is_the_receivers_error_alone(ran: Ran) -> None:
 
 
 def too_small(comm: Communicator) -> None:
-    """For a receive that waits for the message, for one that comes later, and for one that the message was kept for."""
+    """For a receive that waits for the message, for a later one, and for a message that was set aside."""
     array = np.arange(200_000) % 251
     bytes_ = array.astype(np.uint8)
     for turn in range(3):
@@ -139,7 +139,7 @@ def too_small(comm: Communicator) -> None:
         else:
             marker = np.zeros(1, int)
             if turn == 2:
-                comm.recv(marker, 0, tag=3)  # passes the other, which is kept
+                comm.recv(marker, 0, tag=3)  # overtakes the other, which is set aside
             with pytest.raises(UsageError, match="rank 1 has room for 5 bytes, rank 0 sent 200000 with tag 2"):
                 comm.recv(np.zeros(5, np.uint8), 0, tag=2)
             if turn != 2:
@@ -170,10 +170,10 @@ def sends_and_leaves(comm: Communicator) -> list[int] | None:
         for number in range(3):
             comm.send(np.array([number]), 1)
         return None
-    comm.recv(np.zeros(0), 0, tag=99, wait=False)  # someone looks for other messages meanwhile
-    found = []
+    comm.recv(np.zeros(0), 0, tag=99, wait=False)  # a receive that waits for other messages
+    values = []
     for _ in range(3):
         array = np.zeros(1, int)
         comm.recv(array, 0)
-        found.append(int(array[0]))
-    return found
+        values.append(int(array[0]))
+    return values

@@ -1,4 +1,4 @@
-"""Ranks in network namespaces with a slow network between: benchmarks/several_hosts.py, which leaves nothing."""
+"""Ranks in network namespaces with a slow network between them: benchmarks/several_hosts.py, with its clean-up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [needs("torch"), pytest.mark.timeout(150)]
 
 
 def why_not() -> str | None:
-    """What is missing for namespaces; None: nothing."""
+    """Return the reason why namespaces are unavailable; None if they work."""
     if os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
         return "needs root, ip and tc"
     made = subprocess.run(["ip", "netns", "add", PROBE], capture_output=True, text=True, timeout=30)
@@ -43,4 +43,4 @@ def test_two_namespaces_reduce_and_nothing_is_left() -> None:
     ]
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=30).stdout
     mine = [line for line in listed.splitlines() if line.startswith("blink-bench-")]
-    assert all(Path(f"/proc/{line.split('-')[2]}").exists() for line in mine), mine  # of runs beside this one
+    assert all(Path(f"/proc/{line.split('-')[2]}").exists() for line in mine), mine  # of concurrent runs

@@ -1,6 +1,6 @@
-"""Backend "blink" in real processes: every collective, messages, groups, faults, and what torch builds on them.
+"""Backend "blink" in real processes: every collective, messages, groups, faults, and torch's own layers on top.
 
-What the ranks do is in torch_calls.py, torch_wrappers.py, torch_training.py and
+The ranks' programs are in torch_calls.py, torch_wrappers.py, torch_training.py and
 torch_hosts.py.
 """
 
@@ -26,15 +26,15 @@ except UnsupportedError as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
 PROGRAMS = Path(__file__).with_name("torch_programs.py")
-#: The programs stop their ranks after 100 s.
+#: The programs end their ranks after 100 s.
 pytestmark = [needs("torch"), pytest.mark.timeout(150)]
 
 
 @pytest.fixture(scope="module")
 def failure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], str | None]]:
-    """Runs a program, in ranks of a process that imports torch once for all of them, and says what failed."""
-    said = tmp_path_factory.mktemp("programs") / "stderr"
-    with RankServer(PROGRAMS, said, {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
+    """Return a function that runs a program in ranks forked from a process with torch, and returns the failure."""
+    errors = tmp_path_factory.mktemp("programs") / "stderr"
+    with RankServer(PROGRAMS, errors, {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
         yield server.failure
 
 

@@ -1,4 +1,4 @@
-"""examples/train.py as its users start it, under torchrun: gloo and blink must learn the same."""
+"""examples/train.py as users start it, under torchrun: gloo and blink must learn the same."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ except UnsupportedError as reason:
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
 PROGRAMS = Path(__file__).with_name("torch_programs.py")
-#: A run takes a few seconds, most of it to import torch; its ranks give up a wait after 60.
+#: A run takes a few seconds, mostly for importing torch; its ranks end a wait after 60.
 LIMIT_S = 100
-#: What one float32 rounding in each of the steps below can make of a loss is a few 1e-7, seen 1.2e-7 after 30 steps
-#: at 3 and 4 ranks. A gradient that one rank does not get moves the loss by more than 1e-2.
+#: One float32 rounding in each of the steps below changes a loss by a few 1e-7; 1.2e-7 was measured after 30 steps at 3
+#: and 4 ranks. A gradient that one rank does not get changes the loss by more than 1e-2.
 ROUNDING = 1e-5
 
 pytestmark = [needs("torch"), pytest.mark.timeout(2 * LIMIT_S + 60)]
 
 
 def family(pid: int) -> Iterator[int]:
-    """``pid`` and what it started. torchrun's ranks have sessions of their own: killing its group would miss them."""
+    """Yield ``pid`` and its descendants: torchrun's ranks are not in its process group."""
     yield pid
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -51,7 +51,7 @@ def family(pid: int) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def plainly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """Runs it without torchrun, in ranks of a process that has imported torch once: what rank 0 printed."""
+    """Return a function that runs the example without torchrun, in forked ranks, and returns rank 0's output."""
     place = tmp_path_factory.mktemp("example")
     with RankServer(PROGRAMS, place / "stderr", {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
 
@@ -66,7 +66,7 @@ def plainly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 
 def launched(size: int, *arguments: str) -> str:
-    """Runs it under torchrun: what rank 0 printed."""
+    """Run the example under torchrun; return rank 0's output."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     command = [*launcher, str(EXAMPLE), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

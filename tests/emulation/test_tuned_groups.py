@@ -1,4 +1,4 @@
-"""Groups and measured tables: all ranks go by the same one, and what cannot run is replaced on all of them alike."""
+"""Groups and measured tables: all ranks use the same one, and replace the same rows if they cannot run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNT = 40_001
 
 
 def written(directory: Path, ranks: int, way: Way, name: str = "allreduce") -> str:
-    """A table in a cache of its own, whose only row serves every size of one collective."""
+    """Write a table to its own cache; its only row serves every size of one collective."""
     path = path_of_host(ranks, {"BLINK_CACHE": str(directory)})
     assert path is not None
     times = Time.of([way], 1.0, 2), Time(BUILT_IN, "", 2.0, 2)
@@ -27,7 +27,7 @@ def written(directory: Path, ranks: int, way: Way, name: str = "allreduce") -> s
 
 
 def summed(comm: Communicator, *caches: str) -> str:
-    """AllReduce and AllToAll by another communicator, made with this rank's cache; where its table is from."""
+    """AllReduce and AllToAll on another communicator with this rank's cache; return the source of its table."""
     os.environ["BLINK_CACHE"] = caches[comm.rank]
     part = comm.split(0)
     values = np.arange(COUNT, dtype=np.float64) + comm.rank
@@ -42,8 +42,8 @@ def summed(comm: Communicator, *caches: str) -> str:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_table_that_all_ranks_have_serves_them(ran: Ran, tmp_path: Path, ranks: int) -> None:
     cache = written(tmp_path / "one", ranks, Way("ring", "", 64 << 10))
-    found = ran(ranks, summed, *[cache] * ranks)
-    assert set(found) == {str(path_of_host(ranks, {"BLINK_CACHE": cache}))}
+    sources = ran(ranks, summed, *[cache] * ranks)
+    assert set(sources) == {str(path_of_host(ranks, {"BLINK_CACHE": cache}))}
 
 
 def test_ranks_with_different_tables_go_by_none(ran: Ran, tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_ranks_with_different_tables_go_by_none(ran: Ran, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("way", "name"),
     [
-        (Way("ring", "", 64 << 10), "alltoall"),  # which rings do not serve
-        (Way("one_hop", INLINE, 64 << 10), "allreduce"),  # flags inside messages that are too long for it
+        (Way("ring", "", 64 << 10), "alltoall"),  # rings do not support alltoall
+        (Way("one_hop", INLINE, 64 << 10), "allreduce"),  # the messages are too long for flags inside
     ],
 )
 def test_what_cannot_run_is_replaced_on_all_ranks(ran: Ran, tmp_path: Path, way: Way, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Programs on what a process group is asked for: collectives, messages, groups, deadlines, ends."""
+"""Programs on the calls of a process group: collectives, messages, groups, timeouts, ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from blinkccl.torch_backend.process_group import BlinkProcessGroup
 
 
 def reductions(rank: int, size: int) -> None:
-    """Every reduction on every type, in place, at once and in the background, and on parts of tensors."""
+    """Every reduction on every type, in place, synchronous and asynchronous, and on parts of tensors."""
     kinds = dist.ReduceOp
     numbers = {kinds.SUM: torch.add, kinds.PRODUCT: torch.mul, kinds.MIN: torch.minimum, kinds.MAX: torch.maximum}
     bits = {kinds.BAND: torch.bitwise_and, kinds.BOR: torch.bitwise_or, kinds.BXOR: torch.bitwise_xor}
@@ -126,12 +126,12 @@ def moved(rank: int, size: int, blocks: list[Tensor]) -> None:
 
 
 def gather_into(output: Tensor, tensor: Tensor, **options: Any) -> Any:
-    """``all_gather_into_tensor``, under its newer name where it has one."""
+    """Call ``all_gather_into_tensor``, under its newer name if it has one."""
     return getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(output, tensor, **options)
 
 
 def reduce_into(output: Tensor, tensor: Tensor, **options: Any) -> Any:
-    """``reduce_scatter_tensor``, under its newer name where it has one."""
+    """Call ``reduce_scatter_tensor``, under its newer name if it has one."""
     return getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(output, tensor, **options)
 
 
@@ -179,9 +179,9 @@ def unequal_blocks(rank: int, size: int) -> None:
     expected = torch.tensor([1000.0 * peer + 2 * rank + k for peer in range(size) for k in range(2)])
     dist.all_to_all_single(equal, sent)
     same(equal, expected)
-    # Whether a rank says that its blocks are equal is its own business.
-    said = [2] * size if rank % 2 else None
-    dist.all_to_all_single(equal.zero_(), sent, said, said)
+    # Each rank may declare equal blocks or not.
+    lengths = [2] * size if rank % 2 else None
+    dist.all_to_all_single(equal.zero_(), sent, lengths, lengths)
     same(equal, expected)
     with raises(PlanMismatchError, "rank 0 sends 8 bytes to rank 1, which expects 12"):
         splits = [3 if rank == 1 and peer == 0 else 2 for peer in range(size)]
@@ -193,7 +193,7 @@ def unequal_blocks(rank: int, size: int) -> None:
 
 
 def layouts(rank: int, size: int) -> None:
-    """Tensors that do not lie in one piece, that require grad, and those of inference mode."""
+    """Tensors that are not contiguous, that require grad, and those of inference mode."""
     whole = torch.arange(60.0).view(6, 10)
     part = whole[:, ::3]
     dist.all_reduce(part)
@@ -223,7 +223,7 @@ def layouts(rank: int, size: int) -> None:
 
 
 def in_order(rank: int, size: int) -> None:
-    """Calls run in the order of issue, whatever is at once and what in the background."""
+    """Calls run in the order of issue, synchronous and asynchronous ones."""
     works, tensors = [], []
     for number in range(60):
         tensors.append(torch.full((1 + 997 * (number % 7),), float(number)))
@@ -241,7 +241,7 @@ def in_order(rank: int, size: int) -> None:
 
 
 def background(rank: int, size: int) -> None:
-    """A call with async_op returns before its peers have come: what they first want of us can follow."""
+    """A call with async_op returns before its peers' calls, so calls that they need first can follow."""
     tensor, token = torch.ones(10), torch.zeros(1)
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
@@ -263,7 +263,7 @@ def background(rank: int, size: int) -> None:
 
 
 def futures(rank: int, size: int) -> None:
-    """Futures complete without wait(), in order; what is chained to one may issue collectives and wait for them."""
+    """Futures complete without wait(), in order; chained functions may issue collectives and wait for them."""
     seen: list[int] = []
 
     def noted(number: int) -> Callable[[Any], Tensor]:
@@ -305,7 +305,7 @@ def coalesced(options: dict[str, Any], call: Callable[..., Any], *lists: list[Te
 
 
 def coalescing(rank: int, size: int) -> None:
-    """The coalescing manager, with and without a device, at once and in the background."""
+    """The coalescing manager, with and without a device, synchronous and asynchronous."""
     for device in (None, torch.device("cpu")):
         for async_ops in (False, True):
             together = partial(coalesced, {"device": device, "async_ops": async_ops})
@@ -319,7 +319,7 @@ def coalescing(rank: int, size: int) -> None:
             assert [float(tensor[-1]) for tensor in sums] == [float(sum(range(size)))] * 3
             assert [float(part[0]) for part in parts] == [float(rank * size)] * 2
     plain = torch.ones(3)
-    dist.all_reduce(plain)  # not swallowed by a manager that has ended
+    dist.all_reduce(plain)  # runs although a manager has ended
     assert float(plain[0]) == size
 
 
@@ -337,18 +337,18 @@ def messages(rank: int, size: int) -> None:
         assert work.is_completed()
     assert [float(tensor[0]) - 10 * previous for tensor in got] == [2, 1, 1]
     if rank == 0:
-        sources = [dist.recv(torch.zeros(2, 2).t(), tag=5) for _ in range(size - 1)]  # no other message fits
+        sources = [dist.recv(torch.zeros(2, 2).t(), tag=5) for _ in range(size - 1)]  # no other message matches
         assert sorted(sources) == list(range(1, size))
         assert dist.recv(torch.empty(0), src=1, tag=9) == 1
     else:
         dist.send(torch.ones(4), 0, tag=5)
         if rank == 1:
             dist.send(torch.empty(0), 0, tag=9)
-    large, there = torch.full((300_000,), float(rank)), torch.zeros(300_000)
-    batch = [dist.P2POp(dist.isend, large, following), dist.P2POp(dist.irecv, there, previous)]
+    large, arrived = torch.full((300_000,), float(rank)), torch.zeros(300_000)
+    batch = [dist.P2POp(dist.isend, large, following), dist.P2POp(dist.irecv, arrived, previous)]
     for work in dist.batch_isend_irecv(batch):
         work.wait()
-    assert float(there[-1]) == previous
+    assert float(arrived[-1]) == previous
     if rank == 0:
         dist.send_object_list([{"a": 1}, "b"], 1)
     elif rank == 1:
@@ -362,7 +362,7 @@ def messages(rank: int, size: int) -> None:
         with raises(BlinkError, "room for 8 bytes"):
             dist.recv(torch.zeros(2), 0)
     after = torch.ones(1)
-    dist.all_reduce(after)  # and the group lives on
+    dist.all_reduce(after)  # the group stays usable
     assert float(after) == size
 
 
@@ -374,9 +374,9 @@ def objects(rank: int, size: int) -> None:
     gathered: list[Any] | None = [None] * size if rank == size - 1 else None
     dist.gather_object(rank, gathered, size - 1)
     assert gathered in (None, list(range(size)))
-    told = [f"from {rank}", rank]
-    dist.broadcast_object_list(told, size - 1)
-    assert told == [f"from {size - 1}", size - 1]
+    words = [f"from {rank}", rank]
+    dist.broadcast_object_list(words, size - 1)
+    assert words == [f"from {size - 1}", size - 1]
     mine: list[Any] = [None]
     dist.scatter_object_list(mine, [[peer] for peer in range(size)] if rank == 0 else None, 0)
     assert mine == [[rank]]
@@ -386,7 +386,7 @@ def objects(rank: int, size: int) -> None:
 
 
 def groups(rank: int, size: int) -> None:
-    """Groups of some ranks, of one rank, many of them, made anew after the end of all."""
+    """Groups of some ranks, of one rank, many of them, and new ones after the end of all."""
     pair = dist.new_group([0, size - 1], timeout=TIMEOUT)
     if rank in (0, size - 1):
         tensor = torch.full((4,), float(rank))
@@ -421,7 +421,7 @@ def groups(rank: int, size: int) -> None:
 
 
 def mixed_devices(rank: int, size: int) -> None:
-    """A backend for other devices in the same string; made when it is first needed."""
+    """A backend for other devices in the same string, which is created at the first use."""
     dist.destroy_process_group()
     for number, named in enumerate(("cpu:blink", "cpu:blink,cuda:gloo", "cuda:gloo,cpu:blink")):
         start(rank, size, f"mixed{number}", named)
@@ -432,11 +432,11 @@ def mixed_devices(rank: int, size: int) -> None:
         everybody: list[Any] = [None] * size
         dist.all_gather_object(everybody, rank)
         assert stats()["calls"] > 0
-        if "cuda" in named and number == 1:  # the order in which torch makes them decides whom it takes whole
+        if "cuda" in named and number == 1:  # the first backend that torch creates handles all devices
             world = dist.group.WORLD
             assert isinstance(world._get_backend(torch.device("cuda")), dist.ProcessGroupGloo)
             assert {device.type for device in world._device_types} == {"cpu", "cuda"}
-            dist.barrier()  # Gloo: a rank that closes its connections while another still makes them fails that one
+            dist.barrier()  # Gloo fails a rank that connects while another closes its connections
         dist.destroy_process_group()
     start(rank, size, "nccl", "cpu:blink,cuda:nccl")
     dist.all_reduce(torch.ones(1))
@@ -447,7 +447,7 @@ def mixed_devices(rank: int, size: int) -> None:
 
 
 def timeouts(rank: int, size: int) -> None:
-    """A rank that does not come: the others say so in time, and monitored_barrier names it."""
+    """A rank that does not come: the others report it in time, and monitored_barrier names it."""
     group = dist.new_group(timeout=TIMEOUT)
     if rank == 0:
         with raises(DeadlineError, "Rank 1 failed to pass monitoredBarrier in 300 ms"):
@@ -459,8 +459,8 @@ def timeouts(rank: int, size: int) -> None:
     dist.barrier()
     without_last = dist.new_group(timeout=TIMEOUT)
     if rank < size - 1:
-        told = f"Rank {size - 1} failed to pass" if rank == 0 else "reached monitoredBarrier, but received errors"
-        with raises(DeadlineError, told):
+        cause = f"Rank {size - 1} failed to pass" if rank == 0 else "reached monitoredBarrier, but received errors"
+        with raises(DeadlineError, cause):
             without_last.monitored_barrier(timedelta(seconds=0.3))
     dist.barrier()
     again = dist.new_group(timeout=TIMEOUT)
@@ -488,7 +488,7 @@ def timeouts(rank: int, size: int) -> None:
 
 
 def a_rank_dies(rank: int, size: int) -> None:
-    """A rank whose process ends in the middle of training is named on all others, at once."""
+    """All other ranks name a rank that dies in the middle of training, at once."""
     dist.barrier()
     model = DistributedDataParallel(nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
@@ -507,4 +507,4 @@ def a_rank_dies(rank: int, size: int) -> None:
     with raises(CommunicationError, ""):
         dist.all_reduce(torch.ones(3))
     assert time.monotonic() - begun < TIMEOUT.total_seconds() / 2
-    os._exit(0)  # no destroy_process_group: there is nobody to agree with
+    os._exit(0)  # without destroy_process_group, which needs the dead rank

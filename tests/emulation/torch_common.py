@@ -1,4 +1,4 @@
-"""What the programs on backend "blink" have in common."""
+"""Functions shared by the programs on backend "blink"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def block(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """What ``rank`` contributes: small integers, so that every order of a sum is exact."""
+    """Return the contribution of ``rank``: small integers, so that every order of a sum is exact."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     if dtype.is_complex:
         parts = torch.randint(-4, 5, (*shape, 2), generator=generator).to(torch.float32)
@@ -50,7 +50,7 @@ def wait_for(happened: Callable[[], bool]) -> bool:
 
 @contextlib.contextmanager
 def raises(kind: type[Exception], text: str, torchs: bool = True) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """The block must raise ``kind``, and the message must hold ``text``; it is a RuntimeError for torch's sake."""
+    """Check that the block raises ``kind`` with ``text`` in its message; with ``torchs`` also a RuntimeError."""
     with pytest.raises(kind, match=re.escape(text)) as raised:
         yield raised
     assert isinstance(raised.value, RuntimeError) or not torchs, raised.type.__mro__
@@ -60,16 +60,16 @@ _places: list[Path] = []
 
 
 def meet_in(place: Path) -> None:
-    """From now on this rank's files are in ``place``."""
+    """Put this rank's files into ``place`` from now on."""
     _places[:] = [place]
 
 
 def place(name: str) -> Path:
-    """A file of this run."""
+    """Return the path of a file of this run."""
     return _places[0] / name
 
 
 def start(rank: int, size: int, name: str, backend: str = "blink") -> None:
-    """Makes the default group."""
+    """Create the default group."""
     method = f"file://{place(name)}"
     dist.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)

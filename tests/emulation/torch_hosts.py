@@ -1,4 +1,4 @@
-"""Programs on ranks that are on several hosts, and on Programs over torch's send and recv."""
+"""Programs on ranks of several hosts, and on Programs over torch's send and recv."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def over_send_and_recv(rank: int, size: int) -> None:
     group = dist.new_group(backend="gloo", timeout=TIMEOUT)
     ring = TorchP2P(ring_program(size), group)
     for count in (0, 1, size + 1, 1003):
-        for given in (torch.arange(2.0 * count) + rank, torch.arange(2.0 * count).view(count, 2).t() + rank):
-            mine, strides = given.clone(memory_format=torch.preserve_format), given.stride()
+        for tensor in (torch.arange(2.0 * count) + rank, torch.arange(2.0 * count).view(count, 2).t() + rank):
+            mine, strides = tensor.clone(memory_format=torch.preserve_format), tensor.stride()
             ring.run(CollectiveCall("allreduce", "float32", 2 * count), mine, mine, chunk_bytes=64)
-            same(mine, size * (given - rank) + sum(range(size)))
+            same(mine, size * (tensor - rank) + sum(range(size)))
             assert mine.stride() == strides
     call, numbers = CollectiveCall("allreduce", "float32", 10), torch.ones(10)
     with raises(UsageError, f"rank {rank}'s input has 10 elements, expected 1 block(s) of 11", torchs=False):
@@ -77,7 +77,7 @@ def ring_program(size: int, slots: int = 2) -> Program:
 
 
 def over_hosts(rank: int, size: int) -> None:
-    """Ranks that say they are on several hosts: everything still runs."""
+    """Ranks that claim to be on several hosts: everything still works."""
     dist.destroy_process_group()
     os.environ["BLINK_HOSTID"] = f"host {rank // 2}"
     start(rank, size, "hosts")
@@ -103,31 +103,31 @@ def over_hosts(rank: int, size: int) -> None:
 
 
 def _part_over_hosts(rank: int, size: int) -> None:
-    """A group with one rank of the first host and all others of the second, in the midst of calls of all."""
+    """A group with one rank of the first host and all others of the second, among calls of all ranks."""
     members = [0, *range(2, size)]
     part = dist.new_group(members, timeout=TIMEOUT)
-    given = [np.random.default_rng(peer).integers(-8, 9, 40_001) for peer in range(size)]
+    inputs = [np.random.default_rng(peer).integers(-8, 9, 40_001) for peer in range(size)]
     waiting = []
     for turn in range(3):
         for group, of in ((part, members), (None, range(size))):
             if rank in of:
-                tensor = torch.from_numpy(given[rank] + turn)
+                tensor = torch.from_numpy(inputs[rank] + turn)
                 waiting.append((dist.all_reduce(tensor, group=group, async_op=True), tensor, of, turn))
     for work, tensor, of, turn in waiting:
         work.wait()
-        assert np.array_equal(tensor.numpy(), sum(given[peer] + turn for peer in of))
+        assert np.array_equal(tensor.numpy(), sum(inputs[peer] + turn for peer in of))
     if rank in members:
         blocks = torch.zeros(len(members), 40_001, dtype=torch.int64)
-        dist.all_gather_into_tensor(blocks, torch.from_numpy(given[rank]), group=part)
-        assert np.array_equal(blocks.numpy(), np.stack([given[peer] for peer in members]))
+        dist.all_gather_into_tensor(blocks, torch.from_numpy(inputs[rank]), group=part)
+        assert np.array_equal(blocks.numpy(), np.stack([inputs[peer] for peer in members]))
 
 
-#: The hosts of so many ranks: one rank on each, in turns, and of different sizes.
+#: The hosts by number of ranks: one rank on each, alternating, and of different sizes.
 LAYOUTS = {3: "abc", 4: "abab", 5: "abbcc", 6: "abbbbb", 8: "aaabbbbb"}
 
 
 def hierarchical(rank: int, size: int) -> None:
-    """Every collective, type and operation on hosts of any size, as they are defined; the same bits again and again."""
+    """Every collective, type and operation on hosts of any size gives the defined result, with reproducible bits."""
     os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
     with contextlib.closing(Communicator.create(FileStore(place("several")), rank, size, deadline_s=30)) as comm:
         group = comm.group
@@ -145,8 +145,8 @@ def hierarchical(rank: int, size: int) -> None:
         assert all(each.result(30).tobytes() == several[0].tobytes() for each in waiting)
         part = comm.split(rank % 2, -rank)
         assert part is not None
-        found = part.allgather(np.array([rank]))
-        assert list(found) == [peer for peer in reversed(range(size)) if peer % 2 == rank % 2]
+        gathered = part.allgather(np.array([rank]))
+        assert list(gathered) == [peer for peer in reversed(range(size)) if peer % 2 == rank % 2]
         part.close()
     os.environ.pop("BLINK_HOSTID")
     if len(set(LAYOUTS[size])) == size:  # one rank per host: the bits of one host
@@ -161,14 +161,14 @@ def one_order(rank: int, size: int) -> None:
     row, values = DTYPES["float16"], rough(DTYPES["float16"], size, 1009)
     wanted = evaluated("+".join(map(str, range(size))), dict(enumerate(values)), row, OPS["sum"])
     for count in (1, 8, 1000, 40_000, 200_000):
-        given = torch.from_numpy(np.resize(values[rank], count * size))
-        own = given[:count].clone()
+        contribution = torch.from_numpy(np.resize(values[rank], count * size))
+        own = contribution[:count].clone()
         dist.all_reduce(own, group=group)
         assert same_bits(own.numpy(), np.resize(wanted, count))
         part = torch.empty(count, dtype=torch.float16)
-        dist.reduce_scatter_tensor(part, given, group=group)
+        dist.reduce_scatter_tensor(part, contribution, group=group)
         assert same_bits(part.numpy(), np.resize(wanted, count * size)[rank * count :][:count])
-        buckets = [given[:count].clone(), given[: count // 2].clone()]
+        buckets = [contribution[:count].clone(), contribution[: count // 2].clone()]
         dist.all_reduce_coalesced(buckets, group=group)
         assert same_bits(buckets[1].numpy(), buckets[0].numpy()[: count // 2])
     sparse = torch.sparse_coo_tensor([[0]], [1.0], (2,))
@@ -180,7 +180,7 @@ def one_order(rank: int, size: int) -> None:
 
 
 def _one_order_over_hosts(rank: int, size: int) -> None:
-    """Host by host, of which three tell orders apart: few bytes by each host's first rank, more by all of them."""
+    """Host by host, of which three distinguish orders: few bytes by each host's first rank, more by all of them."""
     hosts = [[str(peer) for peer in range(size) if LAYOUTS[size][peer] == name] for name in sorted(set(LAYOUTS[size]))]
     order = "+".join(members[0] if len(members) == 1 else f"({'+'.join(members)})" for members in hosts)
     with contextlib.closing(Communicator.create(FileStore(place("ordered")), rank, size, deadline_s=30)) as comm:
@@ -202,7 +202,7 @@ def _one_order_over_hosts(rank: int, size: int) -> None:
 
 
 def failures_over_hosts(rank: int, size: int) -> None:
-    """What goes wrong on one host is told on all, the same everywhere: who ended, who did not come, who differs."""
+    """All ranks get the same report of an error on one host: the dead rank, the missing one, or the difference."""
     os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
     lost = size - 2
     data = np.ones(1000, np.float32)
@@ -252,7 +252,7 @@ def failures_over_hosts(rank: int, size: int) -> None:
 
 
 def dies_while_made(rank: int, size: int) -> None:
-    """A rank that ends while the group over hosts is made is named, and nobody waits for the deadline."""
+    """A rank that ends while the group over hosts forms is named, and no rank waits for the deadline."""
     os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
     lost = size - 1
     if rank == lost:
@@ -264,7 +264,7 @@ def dies_while_made(rank: int, size: int) -> None:
 
 
 def _as_defined(comm: Communicator, rank: int, size: int) -> None:
-    """In a merge every third type and operation; the others on another number of ranks, and of each collective."""
+    """In a merge every third type and operation; the others on another number of ranks, and for each collective."""
     pairs = [(dtype, op) for dtype in DTYPES for op in OPS if DTYPES[dtype].serves(OPS[op])]
     sizes = [("float32", "sum", count) for count in (0, 1, 2, 1021, 40_003, 300_001)]
     for number, (name, row) in enumerate(COLLECTIVES.items()):
@@ -291,8 +291,8 @@ def _one_as_defined(comm: Communicator, call: CollectiveCall, rank: int, size: i
         send, recv = buffers.inputs[rank], buffers.outputs[rank]
         addresses = [None if each is None else each.ctypes.data for each in (send, recv)]
         comm.group.run(call, *addresses, scale)
-        said = mismatch([recv], [expected[rank]], max(1, call.elements))
-        assert said is None, f"{call}, in place {in_place}, rank {rank}: {said}"
+        mismatched = mismatch([recv], [expected[rank]], max(1, call.elements))
+        assert mismatched is None, f"{call}, in place {in_place}, rank {rank}: {mismatched}"
 
 
 def _moved_over_hosts(rank: int, size: int) -> None:

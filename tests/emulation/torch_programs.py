@@ -1,10 +1,10 @@
-"""Programs on backend "blink" that ranks run: functions of rank and size; the default group is there. By hand:
+"""Programs on backend "blink" for ranks: functions of rank and size, called with the default group. On a shell:
 
     echo NAME WORLD_SIZE | PYTHONPATH=tests python tests/emulation/torch_programs.py
 
 The ranks of each line are forked from this process, which has imported torch once (support/forked_ranks.py). The
-programs are in torch_calls.py (what a group is asked for), torch_wrappers.py (with tensors that are none),
-torch_training.py (what is built on top) and torch_hosts.py (ranks that are on several hosts).
+programs are in torch_calls.py (the calls of a group), torch_wrappers.py (tensors without plain memory),
+torch_training.py (layers on top) and torch_hosts.py (ranks of several hosts).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 import torch
-import torch._dynamo  # once here, and not in every rank that trains
+import torch._dynamo  # imported once, not in every rank that trains
 import torch.distributed as dist
 import torch_calls
 import torch_hosts
@@ -28,7 +28,7 @@ from support.forked_ranks import serve
 def _rank(name: str, rank: int, size: int, place: Path) -> None:
     meet_in(place)
     torch.set_num_threads(1)
-    if name != "train_example":  # it makes its group itself
+    if name != "train_example":  # it creates its group itself
         start(rank, size, "first")
     module = next(each for each in (torch_calls, torch_wrappers, torch_training, torch_hosts) if hasattr(each, name))
     getattr(module, name)(rank, size)

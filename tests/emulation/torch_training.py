@@ -1,4 +1,4 @@
-"""Programs on what is built on a process group: DDP, FSDP, DTensor, torch.compile, profiles."""
+"""Programs on layers above a process group: DDP, FSDP, DTensor, torch.compile, profiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from blinkccl.torch_backend import hooks, stats
 
 
 class Small(nn.Module):
-    """A model with buffers, and a layer that not every step uses."""
+    """A model with buffers, and a layer that some steps skip."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class Small(nn.Module):
 
 
 def losses(model: nn.Module, rank: int, spare_every: int = 9) -> list[float]:
-    """Four steps of training on this rank's own data."""
+    """Return the losses of four steps of training on this rank's own data."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    found = []
+    values = []
     for step in range(1, 5):
         generator = torch.Generator().manual_seed(100 * step + rank)
         inputs, targets = torch.randn(8, 10, generator=generator), torch.randn(8, 5, generator=generator)
@@ -57,12 +57,12 @@ def losses(model: nn.Module, rank: int, spare_every: int = 9) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        values.append(loss.item())
+    return values
 
 
 def compare(size: int, train: Callable[[Any], list[float]], exact: bool = True) -> None:
-    """The same losses on blink and on gloo; between two ranks to the last bit."""
+    """Check for the same losses on blink and gloo; between two ranks to the last bit."""
     on_gloo, on_blink = (train(dist.new_group(backend=name, timeout=TIMEOUT)) for name in ("gloo", "blink"))
     if exact and size == 2:
         assert on_blink == on_gloo, (on_blink, on_gloo)
@@ -70,7 +70,7 @@ def compare(size: int, train: Callable[[Any], list[float]], exact: bool = True) 
 
 
 def data_parallel(rank: int, size: int) -> None:
-    """DDP: many buckets, buffers, unused parameters, sparse gradients, uneven inputs, torch's hooks and ours."""
+    """DDP: many buckets, buffers, unused parameters, sparse gradients, uneven inputs, torch's hooks and Blink's."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     def plain(group: Any) -> list[float]:
@@ -107,7 +107,7 @@ def data_parallel(rank: int, size: int) -> None:
 
 
 def shared_buckets(rank: int, size: int) -> None:
-    """DDP with its buckets in shared memory: the same losses, all gradients go directly, and nothing is left."""
+    """DDP with its buckets in shared memory: the same losses, all gradients sent directly, and all memory freed."""
     heap = process_heap()
     before = heap.used
 
@@ -121,9 +121,9 @@ def shared_buckets(rank: int, size: int) -> None:
         if shared:
             blinkccl.torch.shared_buckets(model, in_background=in_background)
         threads = set(threading.enumerate())
-        optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
+        optimizer, values = torch.optim.SGD(model.parameters(), 0.1), []
         for step in range(5):
-            if step == 2:  # DDP has made its buckets anew, and these have moved
+            if step == 2:  # DDP has rebuilt its buckets, and these have moved
                 settled = group.stats()
             generator = torch.Generator().manual_seed(100 * step + rank)
             inputs, targets = torch.randn(8, 10, generator=generator), torch.randn(8, 5, generator=generator)
@@ -133,10 +133,10 @@ def shared_buckets(rank: int, size: int) -> None:
             if step != 3:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=step % 2 == 0)
-            found.append(loss.item())
+            values.append(loss.item())
         by_steps = shared and not in_background and "find_unused_parameters" not in options
         assert not by_steps or threads.issuperset(threading.enumerate()), "nobody else was asked"
-        return found, {name: count - settled[name] for name, count in group.stats().items()}
+        return values, {name: count - settled[name] for name, count in group.stats().items()}
 
     plain, by_plain = counted(False, bucket_cap_mb=0.2)
     views = {"gradient_as_bucket_view": True}
@@ -171,7 +171,7 @@ def shared_buckets(rank: int, size: int) -> None:
 
 
 class Halting(torch.autograd.Function):
-    """Passes a tensor on; its backward pass fails."""
+    """An identity whose backward pass fails."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Halting(torch.autograd.Function):
 
 
 def broken_backward(rank: int, size: int) -> None:
-    """Buckets that a failed backward pass left under way come before what the group is asked for next."""
+    """Buckets that a failed backward pass left in flight complete before the group's next calls."""
     group = dist.new_group(backend="blink", timeout=TIMEOUT)
     model = DistributedDataParallel(
         nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), process_group=group, bucket_cap_mb=1e-5
@@ -193,7 +193,7 @@ def broken_backward(rank: int, size: int) -> None:
     number = torch.tensor([float(rank)])
     work = dist.all_reduce(number, group=group, async_op=True)
     if rank == 0:
-        time.sleep(0.1)  # the others' buckets are under way for a while
+        time.sleep(0.1)  # the others' buckets stay in flight for a while
     hidden = model(torch.ones(2, 3))
     weight = model.module[1].weight
     handle = weight.register_hook(lambda gradient: Halting.backward(None, gradient))
@@ -208,7 +208,7 @@ def broken_backward(rank: int, size: int) -> None:
 
 
 def fully_sharded(mesh: DeviceMesh) -> Small:
-    """FSDP2's."""
+    """Return the model under FSDP2."""
     from torch.distributed.fsdp import fully_shard
 
     model = Small()
@@ -240,7 +240,7 @@ def sharded(rank: int, size: int) -> None:
 
 
 def sharded_state(rank: int, size: int) -> None:
-    """The state of FSDP's parameters in shards, which rank 0 gathers: as on gloo."""
+    """The state of FSDP's parameters in shards, gathered by rank 0: as on gloo."""
     from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
     def gathered(name: str) -> dict[str, Tensor]:
@@ -253,7 +253,7 @@ def sharded_state(rank: int, size: int) -> None:
             model.load_state_dict(shards)
         whole = {}
         for key, shard in shards.items():
-            if type(shard) is not Tensor:  # what is not sharded is a buffer
+            if type(shard) is not Tensor:  # plain tensors are buffers, which are not sharded
                 whole[key] = torch.zeros(shard.size())
                 shard.gather(0, whole[key] if rank == 0 else None)
         return whole
@@ -266,7 +266,7 @@ def sharded_state(rank: int, size: int) -> None:
 
 
 def shared_shards(rank: int, size: int) -> None:
-    """FSDP2 with its flat tensors in shared memory: the same losses, nothing staged, and memory is used again.
+    """FSDP2 with its flat tensors in shared memory: the same losses, no staging, and memory is reused.
 
     Four ranks have two copies of every shard.
     """
@@ -283,7 +283,7 @@ def shared_shards(rank: int, size: int) -> None:
             fully_shard(part, mesh=mesh)
         if shared:
             blinkccl.torch.shared_buckets(model)
-        optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
+        optimizer, values = torch.optim.SGD(model.parameters(), 0.1), []
         for step in range(6):
             if step == 2:
                 settled, used = stats(), process_heap().used
@@ -293,9 +293,9 @@ def shared_shards(rank: int, size: int) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            found.append(loss.item())
+            values.append(loss.item())
         counts = {name: count - settled.get(name, 0) for name, count in stats().items()}
-        return found, counts, process_heap().used - used
+        return values, counts, process_heap().used - used
 
     plain, by_plain, _ = counted(False)
     shared, by_shared, grown = counted(True)
@@ -307,7 +307,7 @@ def shared_shards(rank: int, size: int) -> None:
 
 
 def functional(rank: int, size: int) -> None:
-    """DTensor and functional collectives, as they are and compiled."""
+    """DTensor and functional collectives, eager and compiled."""
     from torch.distributed import _functional_collectives as collectives
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -336,7 +336,7 @@ def functional(rank: int, size: int) -> None:
 
 
 def compiled(rank: int, size: int) -> None:
-    """torch.compile around DDP and inside it, FSDP2, whole steps with our hook, and collectives at once and later."""
+    """torch.compile around DDP and inside it, FSDP2, whole steps with Blink's hook, and both kinds of collectives."""
     compiled = partial(torch.compile, backend="eager")
 
     def around(group: Any) -> list[float]:
@@ -378,7 +378,7 @@ def compiled(rank: int, size: int) -> None:
 
 
 def profiled(rank: int, size: int) -> None:
-    """A profile holds our calls, with shapes."""
+    """A profile contains Blink's calls, with shapes."""
     with torch.profiler.profile(record_shapes=True) as profile:
         dist.all_reduce(torch.ones(3, 5))
         dist.all_gather([torch.ones(7) for _ in range(size)], torch.ones(7), async_op=True).wait()
@@ -387,7 +387,7 @@ def profiled(rank: int, size: int) -> None:
 
 
 def train_example(rank: int, size: int) -> None:
-    """With the arguments EXAMPLE; what rank 0 prints goes to the file EXAMPLE_OUT."""
+    """Run the example with the arguments EXAMPLE; rank 0's output goes to the file EXAMPLE_OUT."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
     example = Path(__file__).parents[2] / "examples" / "train.py"
     sys.argv = [str(example), *os.environ["EXAMPLE"].split(",")]

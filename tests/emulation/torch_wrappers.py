@@ -1,4 +1,4 @@
-"""Programs on tensors that are not what lies at their address: wrappers of torch's, negative and conjugate bits."""
+"""Programs on tensors without plain data at their address: torch's wrappers, negative and conjugate bits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_a_mesh(value: float) -> Tensor:
     return DTensor.from_local(filled(value), mesh, [Replicate()], run_check=False)
 
 
-#: What is waited for, or has memory of its own.
+#: Wrappers that are waited for, or have memory of their own.
 SERVED: dict[str, Make] = {
     "AsyncCollectiveTensor": lambda value: AsyncCollectiveTensor(filled(value)),
     "of one another": lambda value: AsyncCollectiveTensor(AsyncCollectiveTensor(filled(value))),
@@ -50,7 +50,7 @@ REFUSED: dict[str, Make] = {
     "layout torch._mkldnn": lambda value: filled(value).to_mkldnn(),
 }
 
-# ---- every collective on tensors that are made so; what it writes
+# ---- every collective on such tensors; returns the written data
 
 
 def reduced(make: Make, rank: int, size: int, group: Any) -> list[Tensor]:
@@ -139,7 +139,7 @@ EVERY = (
 
 
 def wrappers(rank: int, size: int) -> None:
-    """Every wrapper class of torch through every collective: gloo's results, or refused, and the group goes on."""
+    """Every wrapper class of torch through every collective: gloo's results, or a rejection, and a usable group."""
     gloo = dist.new_group(backend="gloo")
     for name, make in SERVED.items():
         for collective in EVERY:
@@ -160,7 +160,7 @@ def refused(name: str, collective: Callable[..., Any], make: Make, rank: int, si
 
 
 def zeros_without_memory(rank: int, size: int) -> None:
-    """They can be sent, and not written to, which all ranks hear alike."""
+    """They can be sent, but not written to, which all ranks report."""
     for collective in (reduced, to_a_root, from_a_root, gathered, scattered, exchanged):
         refused("ZeroTensor", collective, lambda _: torch._efficientzerotensor(4), rank, size)
     outputs = [filled(7.0) for _ in range(size)]
@@ -169,7 +169,7 @@ def zeros_without_memory(rank: int, size: int) -> None:
 
 
 def transformed(rank: int, size: int) -> None:
-    """What vmap and grad hand to a function is refused, too."""
+    """Arguments of functions under vmap and grad are rejected too."""
 
     def summed(tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor)
@@ -184,7 +184,7 @@ def transformed(rank: int, size: int) -> None:
 
 
 def negative_bits(rank: int, size: int) -> None:
-    """A view with a negative bit is read as it is meant and written through, of each shape, by every collective."""
+    """A view with a negative bit is read by value and written through, of each shape, by every collective."""
     gloo = dist.new_group(backend="gloo")
 
     def negative(value: float) -> Tensor:
@@ -196,7 +196,7 @@ def negative_bits(rank: int, size: int) -> None:
         expected = collective(filled, rank, size, gloo)
         for got, wanted in zip(collective(negative, rank, size, None), expected, strict=True):
             assert got.tolist() == wanted.tolist(), (collective.__name__, got, wanted)
-    for shape in ((), (1,), (1, 1)):  # such a view lies in one piece
+    for shape in ((), (1,), (1, 1)):  # such a view is contiguous
         whole = torch.full(shape, 3 + (4 + rank) * 1j)
         view = whole.conj().imag
         assert view.is_neg()
@@ -213,25 +213,25 @@ def negative_bits(rank: int, size: int) -> None:
 
 
 def conjugate_bits(rank: int, size: int) -> None:
-    """The same of conjugates, as functional collectives hand them over; torch's plain calls refuse them."""
-    ours: Any = dist.distributed_c10d._get_default_group()
+    """The same with conjugates, as functional collectives pass them; torch's plain calls reject them."""
+    group: Any = dist.distributed_c10d._get_default_group()
     numbers = torch.full((3,), rank + 1 + (rank + 2) * 1j)
     with_bit = numbers.conj()
     assert with_bit.is_conj()
     root = dist.distributed_c10d.BroadcastOptions()
     root.rootRank = 1
-    ours.broadcast([with_bit], root).wait()
+    group.broadcast([with_bit], root).wait()
     assert with_bit.tolist() == [2 - 3j] * 3
     assert numbers.tolist() == [2 + 3j] * 3
     received = torch.zeros(3 * size, dtype=torch.complex64)
-    ours.all_gather_single(received, (numbers * (rank + 1)).conj()).wait()
+    group.all_gather_single(received, (numbers * (rank + 1)).conj()).wait()
     assert received.tolist() == [(peer + 1) * (2 - 3j) for peer in range(size) for _ in range(3)]
-    ours.allreduce([with_bit]).wait()
+    group.allreduce([with_bit]).wait()
     assert numbers.tolist() == [size * (2 + 3j)] * 3
 
 
 def later_calls_name_the_first_failure(rank: int, size: int) -> None:
-    """A group that has ended says in which call and why, and not that this one waited."""
+    """A group that has ended reports the failed call and its cause, not a wait of the current call."""
     dist.all_reduce(torch.ones(3))
     group = dist.new_group(backend="blink", timeout=timedelta(seconds=1))
     tensor = torch.ones(7)

@@ -48,7 +48,7 @@ def plans(spec: str, collective: str) -> Iterator[Forest]:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of a rank: ``kind`` is send, recv or calc; ``ns`` is a calc's; ``port`` is 0 or more, if the format has ports."""
+    """An operation of a rank: ``kind`` is send, recv or calc; ``ns`` is a calc's; ``port`` is 0 or more, if any."""
 
     rank: int
     name: str

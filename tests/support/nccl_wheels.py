@@ -22,7 +22,7 @@ def wheel_cache() -> Path:
 
 
 def wheel(version: str) -> Path:
-    """Return the library of that version, or the ``newest`` on the index; its headers are in ``include`` beside it."""
+    """Return the library of that version, or the ``newest`` one; its headers are in ``include`` beside it."""
     try:
         return fetched(newest() if version == "newest" else version, wheel_cache())
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
