@@ -468,7 +468,7 @@ void CopyEngineRun::enqueue(const Step& step) {
   for (std::size_t i = 0; i < role.receives.size(); ++i) receive(step, i);
   follow_readers(step);
   const Result result = combine(step);
-  // A slot that is the source of a send is freed after it, all others now.
+  // Slots that a send reads are freed after that send, all others now.
   std::vector<std::uint32_t> held;
   for (const std::uint32_t id : role.receives) {
     if (!role.sends.empty() && result.at == received(id)) {
@@ -574,7 +574,7 @@ void CopyEngineRun::free_waits() {
   driver_.stream_synchronize(side_);
 }
 
-// Finds the first end of this rank that waits, for the error message.
+// Finds the first connection end of this rank that waits, for the error message.
 void CopyEngineRun::find_fault() {
   fault_known_ = true;
   for (std::uint32_t id = 0; id < bundle_.connections.size(); ++id) {

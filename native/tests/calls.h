@@ -34,7 +34,7 @@ class Call {
     const Rows rows = Layout(plan, binding).rows(rank);
     const blink_tables tables = rows.tables();
     op_ = blink_op_create(comm, &tables);
-    if (!expect(op_ != nullptr, "right tables are refused")) std::exit(1);
+    if (!expect(op_ != nullptr, "valid tables are rejected")) std::exit(1);
     own_in_.resize(static_cast<std::size_t>(plan.input));
     own_out_.resize(static_cast<std::size_t>(plan.output));
     in_ = options.in_heap ? reinterpret_cast<std::uint32_t*>(room.heap(rank)) : own_in_.data();

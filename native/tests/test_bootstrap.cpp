@@ -227,7 +227,7 @@ void one_is_missing(int missing, double grace_s) {
            "missing: rank %d says %d '%s'", rank, end.status, end.cause.text);
   }
   // The error is permanent.
-  for (const int rank : here) expect(!ends[static_cast<std::size_t>(rank)].gather("again"), "still false");
+  for (const int rank : here) expect(!ends[static_cast<std::size_t>(rank)].gather("again"), "the error is permanent");
 }
 
 // A rank that connects but never sends: it is named at the deadline. A client with an earlier deadline ends it for all.
@@ -243,7 +243,7 @@ void one_is_stalled(Way way, int stalled, int hurried) {
            "stalled %d: rank %d says %d '%s', missing %d", stalled, rank, end.status, end.cause.text,
            end.missing.empty() ? -1 : end.missing[0]);
   }
-  expect(!ends[static_cast<std::size_t>(stalled)].gather("late", 0, kShortS), "the stalled rank, too, in the end");
+  expect(!ends[static_cast<std::size_t>(stalled)].gather("late", 0, kShortS), "the stalled rank gets the error too");
 }
 
 void ranks_disagree() {
@@ -266,7 +266,7 @@ void one_gives_too_much() {
       auto ends = ends_of(what == 3 ? Way::kTcp : Way::kAddress, fresh_token(), 3);
       on_threads(3, [&](int rank) {
         Rank& end = ends[static_cast<std::size_t>(rank)];
-        expect(end.gather(longest), "the most there may be: %s", end.cause.text);
+        expect(end.gather(longest), "the largest contribution is accepted: %s", end.cause.text);
         std::vector<int> files(what == 2 ? 150 : 0, 0);
         if (rank == culprit && (what == 1 || what == 3)) files = {what == 1 ? 1000000 : 0};
         end.gather(rank == culprit && what == 0 ? longest + "x" : longest, 5, kLongS, files);
@@ -296,7 +296,7 @@ void one_dies(int dying, int rounds_before) {
   }
   auto ends = ends_of(Way::kAnnounced, token, kRanks, dying);
   char byte;
-  expect(read(ready[0], &byte, 1) == 1, "it is there");
+  expect(read(ready[0], &byte, 1) == 1, "the rank has connected");
   on_threads(kRanks, [&](int rank) {
     if (rank == dying) {
       expect(read(ready[0], &byte, 1) == 1, "the rank that will die has met the others");
@@ -420,11 +420,11 @@ void one_leaves_at(Moment moment) {
       expect(puppet->await(Frame::kVerdict), "the puppet gets a verdict");
       if (moment == Moment::kAfterVerdict) return puppet->leave();
       if (moment == Moment::kNoAck) {
-        expect(puppet->await(Frame::kAbort), "the puppet hears that it is off");
+        expect(puppet->await(Frame::kAbort), "the puppet gets the error");
         return;
       }
       puppet->ack();
-      expect(puppet->await(Frame::kCommit), "the puppet hears that it counts");
+      expect(puppet->await(Frame::kCommit), "the puppet gets the commit");
       return;
     }
     // Keeps the round open until then.
@@ -554,7 +554,7 @@ void names_and_limits() {
   const std::string token = fresh_token();
   {
     const Rank first = announced(token, 0, 2);
-    expect(blink_bootstrap_announce(token.c_str(), 0, 2, &reason) == nullptr && contains(reason.text, "already"),
+    expect(blink_bootstrap_announce(token.c_str(), 0, 2, &reason) == nullptr && contains(reason.text, "the error is known already"),
            "one rank 0 only: %s", reason.text);
   }
   for (const auto& [rank, size] : std::vector<std::pair<int, int>>{{-1, 2}, {2, 2}, {0, 0}, {0, 5000}}) {
@@ -563,7 +563,7 @@ void names_and_limits() {
   expect(blink_bootstrap_listen(nullptr, "short", 2, &reason) == nullptr && contains(reason.text, "64"), "no token");
   for (const char* const address : {"unix:blink-nobody", "tcp:nowhere", "tcp:127.0.0.1", "http:x", ""}) {
     expect(blink_bootstrap_connect(address, token.c_str(), 1, 2, &reason) == nullptr && reason.text[0] != '\0',
-           "nobody is at '%s'", address);
+           "no rank listens at '%s'", address);
   }
   expect(blink_bootstrap_listen("127.0.0.1:99999", token.c_str(), 2, &reason) == nullptr, "no such port");
   // The first round detects a port without a server.

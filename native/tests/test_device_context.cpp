@@ -338,7 +338,7 @@ void test_missing(std::uint32_t wire, std::uint32_t missing, bool by_abort) {
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     const blink::Status& status = run.mesh.statuses[rank];
     if (rank == missing) {
-      expect(status.code == 0, "who does not come says nothing");
+      expect(status.code == 0, "a rank that does not launch has no status");
       continue;
     }
     // Without rank 0 no rank has data; without 1 rank 0 fills its slots; without 2 rank 1 does, and so does rank 0,

@@ -155,7 +155,7 @@ class Prepared {
       tables.shifts = area / tables.shift_bytes;
     }
     blink_op* const op = blink_op_create(comm, &tables);
-    if (!expect(op != nullptr, "right tables are refused")) std::exit(1);
+    if (!expect(op != nullptr, "valid tables are rejected")) std::exit(1);
     return op;
   }
 
@@ -300,6 +300,6 @@ int main() {
                    [&](blink_comm* comm, int rank) { many_calls(processes, comm, rank, second, 150 * kEffort); });
     }
   }
-  for (int way = 0; way < (crossing ? 5 : 4); ++way) expect(ways[way] > 0, "no message went way %d", way);
+  for (int way = 0; way < (crossing ? 5 : 4); ++way) expect(ways[way] > 0, "no message used transfer method %d", way);
   return verdict();
 }

@@ -84,8 +84,8 @@ class File {
 void right(const File& file, const Words& words) {
   blink_error error;
   const Held bundle = file.open(words, error);
-  if (!expect(bundle != nullptr, "a right bundle is refused: %s", error.text)) return;
-  expect(blink_bundle_check(bundle.get(), &error) == BLINK_OK, "a right plan is refused: %s", error.text);
+  if (!expect(bundle != nullptr, "a valid bundle is rejected: %s", error.text)) return;
+  expect(blink_bundle_check(bundle.get(), &error) == BLINK_OK, "a valid plan is rejected: %s", error.text);
   blink_shape shape;
   blink_bundle_shape(bundle.get(), &shape);
   const Room room(shape, 4096, 64);
@@ -114,7 +114,7 @@ void cut_off(const File& file, const Words& words) {
       return;
     }
   }
-  expect(file.open(words.data(), words.size() * 8, error, 4) == nullptr, "it is for 4 ranks too");
+  expect(file.open(words.data(), words.size() * 8, error, 4) == nullptr, "a bundle for another number of ranks is accepted");
 }
 
 void altered(const File& file, Words words) {
@@ -123,17 +123,17 @@ void altered(const File& file, Words words) {
     words[i] ^= std::int64_t{1} << i % 64;
     const Held bundle = file.open(words, error);
     const bool sound = bundle != nullptr && blink_bundle_check(bundle.get(), &error) == BLINK_OK;
-    expect(!sound && error.text[0] != 0, "word %zu is another, and nobody sees it", i);
-    expect((bundle != nullptr) == (i >= kRowsEnd), "word %zu is found out too late", i);
+    expect(!sound && error.text[0] != 0, "a change of word %zu is not detected", i);
+    expect((bundle != nullptr) == (i >= kRowsEnd), "a change of word %zu is detected too late", i);
     words[i] ^= std::int64_t{1} << i % 64;
   }
 }
 
 void not_ours(const File& file, const Words& words) {
   blink_error error;
-  expect(file.open(words, error) != nullptr, "a right bundle is refused");
+  expect(file.open(words, error) != nullptr, "a valid bundle is rejected");
   chmod(file.path(), 0620);
-  expect(blink_bundle_open(file.path(), kRanks, &error) == nullptr && error.code == BLINK_SYSTEM, "others may write it");
+  expect(blink_bundle_open(file.path(), kRanks, &error) == nullptr && error.code == BLINK_SYSTEM, "a bundle writable by others is accepted");
   chmod(file.path(), 0600);
   expect(blink_bundle_open("/", kRanks, &error) == nullptr && error.code == BLINK_SYSTEM, "a directory is a bundle");
   expect(blink_bundle_open("/nowhere", kRanks, &error) == nullptr && error.code == BLINK_SYSTEM, "nothing is a bundle");

@@ -245,7 +245,7 @@ void wrong_joins() {
   expect(refused(segment.bytes() - 4096, 0, kToken), "a segment cut short");
   expect(refused(100, 0, kToken), "no whole header");
   blink_comm* comm = room.attach(0, false);
-  expect(refused(segment.bytes(), 0, kToken), "a rank that is there");
+  expect(refused(segment.bytes(), 0, kToken), "a rank that has joined");
   blink_detach(comm);
 }
 
@@ -258,7 +258,7 @@ void wrong_shapes() {
        {blink_shape{0, 1, 64, 4160, 64}, blink_shape{-1, 1, 64, 4160, 64}, blink_shape{2, 0, 64, 4160, 64},
         blink_shape{2, 1, 63, 4160, 64}, blink_shape{2, 1, 64, 4161, 64}, blink_shape{2, 1, 64, 4160, 0},
         blink_shape{2, 1, -64, 4160, 64}, blink_shape{INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX}}) {
-    expect(blink_segment_bytes(&shape) == 0, "a shape that makes no sense has a size");
+    expect(blink_segment_bytes(&shape) == 0, "an invalid shape has a size");
     expect(format(shape, 0) == BLINK_INVALID, "it can be formatted");
   }
   const blink_shape large{8, 2048, 4 << 20, 64 * 4160, 65536};

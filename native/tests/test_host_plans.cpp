@@ -37,7 +37,7 @@ void sums() {
     for (const bool small : {false, true}) {
       blink_error error;
       const PlanHeld plan = read(plan_words(kind, kRanks, small, 2), error);
-      if (!expect(plan != nullptr, "a right plan is refused: %s", error.text)) continue;
+      if (!expect(plan != nullptr, "a valid plan is rejected: %s", error.text)) continue;
       const Room room(shape(), 4096, 64);
       as_threads(room, [&](blink_comm* comm, int rank) {
         for (const std::int64_t count : kCounts) {
@@ -86,7 +86,7 @@ void altered() {
     for (int bit = 0; bit < 64; bit += 7) {
       words[i] ^= std::int64_t{1} << bit;
       blink_error error;
-      expect(read(words, error) == nullptr && error.text[0] != 0, "word %zu is another, and nobody sees it", i);
+      expect(read(words, error) == nullptr && error.text[0] != 0, "a change of word %zu is not detected", i);
       words[i] ^= std::int64_t{1} << bit;
     }
   }

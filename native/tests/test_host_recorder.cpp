@@ -40,7 +40,7 @@ void check_call(const std::vector<blink_event>& events, std::uint64_t sequence, 
     return event.kind == BLINK_EVENT_CALL && event.sequence == sequence;
   });
   if (!expect(call != events.end(), "call %lu is missing", static_cast<unsigned long>(sequence))) return;
-  expect(call->signature == 1 && call->amount == 300 && call->detail == BLINK_OK, "a call is another's");
+  expect(call->signature == 1 && call->amount == 300 && call->detail == BLINK_OK, "a call has another number");
   long found = 0;
   std::int64_t bytes = 0, before = call->begin_ns;
   for (const blink_event& event : events) {
@@ -66,7 +66,7 @@ void test_calls_and_executions() {
   as_threads(room, [&](blink_comm* comm, int rank) {
     Call call(room, comm, rank, {});
     call.sum(1);
-    expect(recorded(comm).events.empty(), "it records although it is off");
+    expect(recorded(comm).events.empty(), "the recorder is on at first");
     expect(blink_record(comm, kPlenty, 0) == BLINK_OK, "it cannot be switched on");
     for (std::uint32_t i = 2; i < 5; ++i) call.sum(i);
     const Recorded found = recorded(comm);
@@ -75,7 +75,7 @@ void test_calls_and_executions() {
     expect(recorded(comm, 5).events.size() == 5, "more than there is room for");
     expect(blink_record(comm, 0, 0) == BLINK_OK, "it cannot be switched off");
     call.sum(6);
-    expect(recorded(comm).events.empty() && recorded(comm).dropped == 0, "it goes on");
+    expect(recorded(comm).events.empty() && recorded(comm).dropped == 0, "the recorder continues");
   });
 }
 
@@ -129,7 +129,7 @@ void test_a_long_wait_names_whom_it_is_for() {
     const bool waited = std::any_of(found.events.begin(), found.events.end(), [](const blink_event& event) {
       return event.kind == BLINK_EVENT_WAIT && event.peer == 0 && event.sequence == 1;
     });
-    expect(rank == 0 || waited, "rank %d does not say that it waited for rank 0", rank);
+    expect(rank == 0 || waited, "rank %d has no wait for rank 0", rank);
     check_call(found.events, 1, kExecutions);
   });
 }
@@ -169,7 +169,7 @@ void test_what_makes_no_sense_is_refused() {
   const Room room(kShape, 4096, 4);
   blink_comm* comm = room.attach(0, false);
   expect(blink_record(comm, -1, 0) == BLINK_INVALID, "fewer than none");
-  expect(blink_record(comm, BLINK_MOST_EVENTS + 1, 0) == BLINK_INVALID, "more than there may be");
+  expect(blink_record(comm, BLINK_MOST_EVENTS + 1, 0) == BLINK_INVALID, "more events than allowed");
   expect(recorded(comm).events.empty(), "something was recorded");
   blink_detach(comm);
 }

@@ -58,7 +58,7 @@ void receive_all(blink_comm* comm, int from, int to, std::int64_t total) {
     if (random() % 64 == 0) usleep(random() % 500);
   }
   unsigned char more;
-  expect(blink_stream_read(comm, from, &more, 1, 0) == 0, "%d to %d: bytes that nobody sent", from, to);
+  expect(blink_stream_read(comm, from, &more, 1, 0) == 0, "%d to %d: bytes that were not sent", from, to);
 }
 
 // Two streams with each peer, on their own threads, and AllReduces on this one.

@@ -115,7 +115,7 @@ void creation() {
     Case made = random_case(random);
     const blink_tables right = made.rows[0].tables();
     blink_op* op = blink_op_create(comm, &right);
-    expect(op != nullptr, "right tables are refused");
+    expect(op != nullptr, "valid tables are rejected");
     blink_op_destroy(op);
     damage(made.rows[0], random);
     const blink_tables wrong = made.rows[0].tables();
@@ -205,7 +205,7 @@ void running() {
   expect(codes[BLINK_OK] > 100 && codes[BLINK_DEADLINE] > 0 && codes[BLINK_ABORTED] > 100,
          "%ld ended well, %ld with a deadline, %ld were refused", codes[BLINK_OK].load(), codes[BLINK_DEADLINE].load(),
          codes[BLINK_ABORTED].load());
-  expect(codes[BLINK_SYSTEM] == 0 && codes[BLINK_PEER_LOST] == 0, "codes that nothing here can cause");
+  expect(codes[BLINK_SYSTEM] == 0 && codes[BLINK_PEER_LOST] == 0, "codes without a cause");
 }
 
 }  // namespace

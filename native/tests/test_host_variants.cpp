@@ -54,7 +54,7 @@ void test_what_changes_is_noticed() {
   VariantTrials trials(2);
   ran(trials, {1000, 1300}, 2000, random);
   ran(trials, {1400, 900}, 700, random);  // at most until the next trial
-  expect(ran(trials, {1400, 900}, 400, random)[1] > 390, "the one that is faster now runs");
+  expect(ran(trials, {1400, 900}, 400, random)[1] > 390, "the variant that became faster runs");
 }
 
 void test_a_bad_start_is_soon_forgotten() {
@@ -62,7 +62,7 @@ void test_a_bad_start_is_soon_forgotten() {
   VariantTrials trials(2);
   ran(trials, {1000, 5000}, 12, random);
   ran(trials, {1000, 600}, 50, random);  // until the second trial
-  expect(ran(trials, {1000, 600}, 50, random)[1] == 50, "the one that was slow at first runs");
+  expect(ran(trials, {1000, 600}, 50, random)[1] == 50, "the variant that was slow at first runs");
 }
 
 void test_equals_stay() {
@@ -73,7 +73,7 @@ void test_equals_stay() {
   for (int round = 0; round < 20; ++round) chosen.push_back(ran(trials, {100'000, 100'000}, 300, random)[0] > 150);
   int changes = 0;
   for (std::size_t i = 1; i < chosen.size(); ++i) changes += chosen[i] != chosen[i - 1];
-  expect(changes < 6, "between equals it changes %d times", changes);
+  expect(changes < 6, "equal variants alternate %d times", changes);
 }
 
 // An AllReduce in chunks of three sizes.

@@ -254,10 +254,10 @@ void test_missing(const Level& level) {
       expect(there == wanted, "%s %s %s there", type.name, kOpNames[op], there ? "is" : "is not");
     }
   }
-  expect(level.find(15, BLINK_SUM) == nullptr, "there is no type 15");
-  expect(level.find(BLINK_INT8, 7) == nullptr, "there is no operation 7");
-  expect(level.find(BLINK_BOOL, 7) == nullptr, "there is no operation 7 on bool");
-  expect(blink_combine(BLINK_FLOAT32, BLINK_BAND, nullptr, 1, nullptr, 1, 3, -1, 1.0, 1) == -1, "no band on float32");
+  expect(level.find(15, BLINK_SUM) == nullptr, "type 15 is accepted");
+  expect(level.find(BLINK_INT8, 7) == nullptr, "operation 7 is accepted");
+  expect(level.find(BLINK_BOOL, 7) == nullptr, "operation 7 on bool is accepted");
+  expect(blink_combine(BLINK_FLOAT32, BLINK_BAND, nullptr, 1, nullptr, 1, 3, -1, 1.0, 1) == -1, "band on float32 is accepted");
 }
 
 // Whole lines with their surroundings, at every offset in a line.
@@ -282,7 +282,7 @@ int main() {
   int count = 0;
   const Level* const first = blink::levels(&count);
   const std::vector<Level> levels(first, first + count);
-  expect(count >= 1, "there is a level");
+  expect(count >= 1, "no level");
   for (const Level& level : levels) test_missing(level);
   for (const Type& type : kTypes) {
     const Definition definition(type);

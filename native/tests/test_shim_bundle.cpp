@@ -241,7 +241,7 @@ void wrong_is_refused(const Written& written) {
     const bool good = written.read(file.bytes(), &bundle, &why);
     expect(!good && why.find(written.directory.at("bundle") + ": ") == 0 && why.find(wrong.said) != std::string::npos,
            "expected '%s', got '%s'", wrong.said, good ? "a bundle" : why.c_str());
-    expect(bundle.nranks == 0 && bundle.choices.empty(), "nothing is left of a refused bundle");
+    expect(bundle.nranks == 0 && bundle.choices.empty(), "a rejected bundle is freed");
   }
   const Directory empty;
   Bundle bundle;
@@ -265,7 +265,7 @@ void noise_is_survived(const Written& written) {
     expect(!written.read(whole.substr(0, cut), &bundle, &why), "cut off at %zu", cut);
     std::string spoilt = whole;
     spoilt[random() % spoilt.size()] ^= static_cast<char>(1u << random() % 8);
-    expect(!written.read(spoilt, &bundle, &why), "a bit is another");
+    expect(!written.read(spoilt, &bundle, &why), "a flipped bit is not detected");
     for (unsigned changes = random() % 3; changes > 0; --changes) spoilt[kDigested + random() % (spoilt.size() - kDigested)] = static_cast<char>(random());
     std::uint8_t digest[32];
     digest_into(digest, spoilt.substr(kDigested));
@@ -283,7 +283,7 @@ void noise_is_survived(const Written& written) {
       for (const std::uint32_t image : bundle.images_of(program)) length += bundle.file_of(bundle.images.at(image)).size();
       for (const auto protocol : {Bundle::kSimple, Bundle::kCopies}) length += std::strlen(bundle.kernel_of(program, protocol));
     }
-    expect(length > 0, "all of it can be followed");
+    expect(length > 0, "all references are valid");
   }
   expect(refused > rounds / 10 && refused < rounds, "%d of %d were refused", refused, rounds);
 }

@@ -107,9 +107,9 @@ void files() {
   });
   expect(text.empty(), "host and process are filled in: %s", text.c_str());
   text = stderr_of({{"NCCL_DEBUG", "INFO"}, {"NCCL_DEBUG_FILE", directory.at("no/such/place")}}, all_levels);
-  expect(count(text, "\n") == 3, "what cannot be opened leaves stderr");
+  expect(count(text, "\n") == 3, "stderr replaces a file that cannot be opened");
   text = stderr_of({{"NCCL_DEBUG", "INFO"}, {"NCCL_DEBUG_FILE", "/dev/stderr"}}, all_levels);
-  expect(count(text, "\n") == 3, "a device is taken as it is");
+  expect(count(text, "\n") == 3, "a device is not replaced");
 }
 
 void host_is_left_alone() {
@@ -152,7 +152,7 @@ void reports() {
 void json() {
   expect(quoted("a\"b\\c\n\t\x01\x7f") == "\"a\\\"b\\\\c\\u000a\\u0009\\u0001\\u007f\"", "escapes");
   expect(quoted("é→😀") == "\"é→😀\"", "characters stay");
-  expect(quoted("\xff(") == "\"\xff(\"" && quoted("") == "\"\"", "what is no character stays, and nothing");
+  expect(quoted("\xff(") == "\"\xff(\"" && quoted("") == "\"\"", "invalid bytes and empty texts are unchanged");
   expect(quoted(std::string("\0x", 2)) == "\"\\u0000x\"", "zero");
 }
 
@@ -177,7 +177,7 @@ void seconds() {
 }
 
 void keys() {
-  expect(derived_key("a", "bc") != derived_key("ab", "c"), "keys know where their parts end");
+  expect(derived_key("a", "bc") != derived_key("ab", "c"), "keys distinguish the ends of their parts");
   expect(derived_key("a", "b") == derived_key("a", "b") && key_of("a", 1) != key_of("b", 1), "keys are a function");
   expect(sha256("abc", 3) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad", "the hash is SHA-256");
   const std::string two(64, 'a');

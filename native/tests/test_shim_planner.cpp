@@ -125,7 +125,7 @@ void all_are_killed() {
     const Script script("sleep 100 & echo $! > started; echo $$ > itself; sleep 100");
     expect_refused("late", script.run({"{}"}, 1), "deadline");
     const std::string started = first_line(script.directory.read("started"));
-    expect(!started.empty() && ends_soon(started), "what it started is killed");
+    expect(!started.empty() && ends_soon(started), "its child is killed");
     expect(ends_soon(first_line(script.directory.read("itself"))), "it is killed");
   }
   {
@@ -138,7 +138,7 @@ void all_are_killed() {
     expect_bundle("background", script.run());
     const std::string started = first_line(script.directory.read("started"));
     expect(!started.empty(), "it was started");
-    expect(ends_soon(started), "what stayed behind is killed");
+    expect(ends_soon(started), "the background process is killed");
   }
   const Script script("sleep 100");
   expect_refused("no time at all", script.run({"{}"}, 0), "deadline");
@@ -173,7 +173,7 @@ void descriptors_are_not_inherited() {
   expect_bundle("descriptors", script.run());
   const std::string seen = script.directory.read("seen");
   expect(!seen.empty() && !contains(seen, "marker"), "the child sees %s", seen.c_str());
-  expect(fcntl(open_one, F_GETFD) == 0 && fcntl(high, F_GETFD) == 0, "ours stay open");
+  expect(fcntl(open_one, F_GETFD) == 0 && fcntl(high, F_GETFD) == 0, "this process's descriptors stay open");
   close(open_one);
   close(high);
 }
@@ -238,9 +238,9 @@ void odd_hosts() {
     expect(seen.size() == 34 && blocked == 0 && (ignored & 0x7fffffff) == 0, "the child's signals: %s", seen.c_str());
     struct sigaction action {};
     sigaction(SIGPIPE, nullptr, &action);
-    expect(action.sa_handler == SIG_DFL, "our own signals are as they were");
+    expect(action.sa_handler == SIG_DFL, "this process's signals are unchanged");
     sigaction(SIGINT, nullptr, &action);
-    expect(action.sa_handler == SIG_IGN, "our own signals are as they were");
+    expect(action.sa_handler == SIG_IGN, "this process's signals are unchanged");
   });
 }
 

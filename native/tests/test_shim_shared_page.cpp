@@ -1,4 +1,4 @@
-// All ranks use the same chunk for the same call at any speed; and the other data of the page.
+// All ranks use the same chunk for the same call, however far apart they run. Also tests the other data of the page.
 //
 // Ranks are threads at random speeds, while rank 0 keeps deciding. The chunks of each rank and call are compared with
 // the list of decisions afterwards. tests/models searches every execution of a short run, and with each step left out.
@@ -114,7 +114,7 @@ void one_after_the_other() {
   Memory memory(2);
   Agreement agreement = memory.agreement();
   expect(agreement.value_for(0, kInitial).value == kInitial && agreement.value_for(4, kInitial).number == 0, "none yet");
-  expect(agreement.decide(100) == 5 && agreement.decide(101) == 5, "from the first call that nobody has made");
+  expect(agreement.decide(100) == 5 && agreement.decide(101) == 5, "from the first call that no rank has made");
   expect(agreement.value_for(1, kInitial).value == kInitial && agreement.value_for(4, kInitial).value == kInitial,
          "a laggard goes on as all others did");
   const Agreement::Reading last = agreement.value_for(5, kInitial);
@@ -131,10 +131,10 @@ void measurements_are_gathered() {
   constexpr int kRanks = 3;
   Memory memory(kRanks);
   Agreement agreement = memory.agreement();
-  expect(agreement.least_said(0) == 0, "nobody has measured anything");
+  expect(agreement.least_said(0) == 0, "no measurement");
   agreement.say(0, 0, 5.0f);
   agreement.say(2, 0, 7.0f);
-  expect(agreement.least_said(0) == 0, "rank 1 has not said it yet");
+  expect(agreement.least_said(0) == 0, "rank 1 has not reported");
   agreement.say(1, 0, 2.5f);
   expect(agreement.least_said(0) == 2.5f && agreement.least_said(1) == 0, "the least, of this decision");
   for (std::uint64_t number = 1; number <= 5; ++number) {
@@ -155,7 +155,7 @@ void pages_tell() {
   std::string why;
   const int descriptor = SharedPage::create(kRanks, 100000, &why);
   expect(descriptor >= 0 && (fcntl(descriptor, F_GETFD) & FD_CLOEXEC) != 0, "a page: %s", why.c_str());
-  expect(ftruncate(descriptor, 0) != 0, "its memory cannot be taken away");
+  expect(ftruncate(descriptor, 0) != 0, "its memory cannot be truncated");
   const auto first = SharedPage::map(dup(descriptor), kRanks, 0, &why);
   const auto second = SharedPage::map(dup(descriptor), kRanks, 1, &why);
   if (!expect(first != nullptr && second != nullptr, "mapped: %s", why.c_str())) return;
@@ -164,7 +164,7 @@ void pages_tell() {
   const auto word = reinterpret_cast<std::uintptr_t>(first->abort_word());
   expect(at % page == 0 && first->bytes() % page == 0 && first->bytes() > 0, "whole pages");
   expect(word >= at && word + sizeof(std::uint32_t) <= at + first->bytes(), "the abort word lies in them");
-  expect(*first->abort_word() == 0, "nobody has given up");
+  expect(*first->abort_word() == 0, "no rank has given up");
   auto* const one = static_cast<char*>(first->staging());
   auto* const two = static_cast<char*>(second->staging());
   const std::size_t bytes = first->staging_bytes();
@@ -173,7 +173,7 @@ void pages_tell() {
   one[bytes - 1] = 7;
   expect(two[0] == 0 && two[bytes - 1] == 7, "all see it, and it is zero at first");
   *second->abort_word() = 1;
-  expect(*first->abort_word() == 1, "everybody sees who has");
+  expect(*first->abort_word() == 1, "all ranks see the rank that gave up");
 
   // The third rank is another process.
   const pid_t pid = fork();
@@ -195,7 +195,7 @@ void pages_tell() {
   // Searches are independent of each other.
   first->agreement(kSearches - 1).say(0, 0, 4.0f);
   second->agreement(kSearches - 1).say(1, 0, 3.0f);
-  expect(first->agreement(kSearches - 1).least_said(0) == 0, "the third has said nothing");
+  expect(first->agreement(kSearches - 1).least_said(0) == 0, "the third has not reported");
   second->agreement(kSearches - 1).say(2, 0, 3.5f);
   expect(first->agreement(kSearches - 1).least_said(0) == 3.0f && first->agreement(0).least_said(0) == 0, "all have");
   const auto from = static_cast<std::uint64_t>(first->agreement(200).decide(9));
@@ -211,7 +211,7 @@ void bad_descriptors() {
     why.clear();
     const bool is_null = SharedPage::map(descriptor, nranks, rank, &why) == nullptr;
     expect(is_null && why.find(part) != std::string::npos, "expected '%s', got '%s'", part, why.c_str());
-    expect(descriptor < 0 || fcntl(descriptor, F_GETFD) < 0, "the descriptor is taken all the same");
+    expect(descriptor < 0 || fcntl(descriptor, F_GETFD) < 0, "the descriptor is closed nevertheless");
   };
   expect(SharedPage::create(0, 0, &why) < 0 && SharedPage::create(5000, 0, &why) < 0, "from 1 to 4096 ranks");
   const int page = SharedPage::create(4, 1 << 20, &why);  // large enough for the page of five

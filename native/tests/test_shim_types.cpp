@@ -55,7 +55,7 @@ static void blocks_of_configurations() {
   expect(wishes_of(nullptr, parent).most_blocks == 3 && wishes_of(config, parent).most_blocks == 6, "inherited");
   head.min_ctas = 1;
   head.cga_cluster_size = 0;
-  expect(only_nccl(head).empty(), "what is so anyway");
+  expect(only_nccl(head).empty(), "a default value");
   head.cta_policy = 2;
   expect(only_nccl(head) == "CTAPolicy=2", "a policy");
   head.version = 21700;
@@ -89,7 +89,7 @@ int main() {
   const auto* config = reinterpret_cast<const ncclConfig_t*>(&head);
   unsetenv("NCCL_COMM_BLOCKING");
   expect(blocking(nullptr, true) && !blocking(nullptr, false), "without a configuration: inherited");
-  expect(!blocking(config, true), "a configuration that says so");
+  expect(!blocking(config, true), "a nonblocking configuration");
   head.blocking = kConfigUnset;
   expect(blocking(config, false), "unset: NCCL's default");
   head.blocking = 0;
@@ -101,7 +101,7 @@ int main() {
   setenv("NCCL_COMM_BLOCKING", "0", 1);
   expect(!blocking(nullptr, true), "the environment overrules");
   setenv("NCCL_COMM_BLOCKING", "two", 1);
-  expect(blocking(nullptr, true), "unless it is no number");
+  expect(blocking(nullptr, true), "unless it is not a number");
   for (int dtype = -1; dtype <= 12; ++dtype) {
     expect((size_of(dtype) > 0) == (dtype >= 0 && dtype < 12), "the size of type %d", dtype);
   }

@@ -181,7 +181,7 @@ Workload random_workload(std::mt19937_64& random, bool coarse) {
 
 // Checks the invariants of a complete run.
 void check_outcome(const Workload& w, const Said& said, const char* what) {
-  expect(said.code == 0 && said.outcome.stuck == -1, "%s: came to its end", what);
+  expect(said.code == 0 && said.outcome.stuck == -1, "%s: incomplete", what);
   expect(said.outcome.transfers == w.transfers(), "%s: %" PRId64 " transfers", what, said.outcome.transfers);
   expect(said.outcome.executions == w.executions(), "%s: %" PRId64 " executions", what, said.outcome.executions);
   // Each transfer lands and arrives, begins to move if links are fair, otherwise reaches each link after its first.

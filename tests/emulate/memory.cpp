@@ -121,7 +121,7 @@ void Memory::let_one_go(uint32_t index) {
   write(of, one.at, one.value, one.mask, one.by);
 }
 
-// The last word of a line becomes visible with all remaining ones.
+// When the last word of a line becomes visible, so do all its remaining words.
 void Memory::let_go(uint32_t index) {
   if (pool_[index].before != 0) {
     for (uint32_t i = 1; i < kLine; ++i) let_older_go(pool_[index].at - i, pool_[index].by);

@@ -29,7 +29,7 @@ struct Stamp {
 using Known = std::array<uint32_t, 16>;
 
 // Threads of one block: an action before a barrier precedes those behind it, also through other threads; the same holds
-// for a converge() of a warp. The second of two stamps is always a current one.
+// for a converge() of a warp. The second stamp is always the current action's.
 struct Order {
   uint32_t threads;                 // of a block
   const std::vector<Known>* known;  // by thread

@@ -101,7 +101,7 @@ def test_a_missing_rank_is_named_by_all_that_wait(url: str, absent: int) -> None
 
 
 @pytest.mark.parametrize("twice", [0, 1])
-def test_a_rank_that_is_there_twice_is_an_error_on_all(directory: str, twice: int) -> None:
+def test_a_duplicate_rank_is_an_error_on_all(directory: str, twice: int) -> None:
     """The usual mistake: two processes get one number, and another number is missing."""
     ranks = two_of_three(directory)
     ranks.append(RankProcess(met, directory, twice, 3, PATIENT_S))
@@ -121,7 +121,7 @@ def test_two_ranks_0_that_come_at_once_find_each_other(directory: str) -> None:
 @pytest.mark.parametrize(
     ("sizes", "versions", "what"), [((2, 3), ("", ""), "world_size"), ((2, 2), ("1.0", "1.1"), "version")]
 )
-def test_ranks_that_disagree_all_hear_of_it(
+def test_a_disagreement_is_an_error_on_all(
     url: str, sizes: tuple[int, int], versions: tuple[str, str], what: str
 ) -> None:
     ranks = [RankProcess(met, url, r, sizes[r], PATIENT_S, linger(url, r), versions[r]) for r in range(2)]
@@ -147,7 +147,7 @@ def opens(url: str, rank: int, size: int) -> None:
 
 
 def dies_before_it_connects(url: str, rank: int, size: int) -> None:
-    """After rank 0 began, because a rank that published itself earlier and ended may be of an earlier run."""
+    """End after rank 0 began, because an earlier entry of a dead rank may be of an earlier run."""
     _Joining._enter = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     wait_for(open_store(url, rank, time.monotonic() + PATIENT_S), "job/bootstrap")
     opens(url, rank, size)
@@ -291,7 +291,7 @@ def test_a_crowd_before_rank_0_is_not_another_host() -> None:
     assert outcomes([RankProcess(knocks_thrice, rank, url) for rank in range(2)]) == [Outcome()] * 2
 
 
-def test_a_host_that_does_not_reach_rank_0_is_named_on_all() -> None:
+def test_a_host_without_a_path_to_rank_0_is_named_on_all() -> None:
     for text in errors_on_hosts("tcp", 2):
         assert re.search(
             r"rank 2 \(process .*\) cannot connect to rank 0 \(process .*\) at 127.0.0.1:1: .*refused", text
@@ -438,7 +438,7 @@ with join(store, "job", place.rank, 2, os.environ["JOB"].encode(), deadline) as 
 """
 
 
-def test_what_one_launcher_starts_meets_without_a_store(tmp_path: Path) -> None:
+def test_ranks_of_one_launcher_meet_without_a_store(tmp_path: Path) -> None:
     jobs = []
     for job in range(2):
         environ = {key: value for key, value in os.environ.items() if not key.startswith(("BLINK_", "RANK", "WORLD_"))}

@@ -204,7 +204,7 @@ def calls_of_many_sizes(comm: Communicator, calls: int) -> int:
     return sum(bool((future.result(30) == 2 * n).all()) for n, future in enumerate(futures))
 
 
-def test_any_program_runs_as_it_is(ran: Ran) -> None:
+def test_any_program_runs_unchanged(ran: Ran) -> None:
     assert ran(4, runs_programs) == [True] * 4
 
 

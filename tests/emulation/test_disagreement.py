@@ -82,7 +82,7 @@ DISAGREEMENTS: dict[str, tuple[list[Words], list[Words]]] = {
 
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
 @pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_ranks_that_call_different_things_all_say_both_sides(start: Start, what: str, shared: bool) -> None:
+def test_different_calls_are_named_on_all_ranks(start: Start, what: str, shared: bool) -> None:
     one, other = DISAGREEMENTS[what]
     failures = start(3, calls_its_own, [one, other], shared).values()
     texts = {text for _, text in failures}
@@ -108,7 +108,7 @@ def is_root_of_what_the_others_do_not_call(comm: Communicator) -> list[Failure]:
     return failures
 
 
-def test_the_first_call_that_fails_says_why_and_the_next_that_the_end_came_before(start: Start) -> None:
+def test_the_first_failed_call_gives_the_cause_and_later_ones_refer_to_it(start: Start) -> None:
     firsts, nexts = zip(*start(3, is_root_of_what_the_others_do_not_call).values(), strict=True)
     assert len(set(firsts)) == 1, firsts
     assert firsts[0][0] == "PlanMismatchError"
@@ -172,7 +172,7 @@ def makes_no_sense(comm: Communicator) -> dict[str, str]:
     return texts
 
 
-def test_what_makes_no_sense_is_refused_and_the_group_goes_on(start: Start) -> None:
+def test_invalid_calls_are_rejected_and_the_group_stays_usable(start: Start) -> None:
     for texts in start(2, makes_no_sense).values():
         assert "root 2 is outside 0 … 1" in texts["root above"]
         assert "the program is for 3 ranks, but this group has 2" in texts["more ranks than there are"]
@@ -213,7 +213,9 @@ def member_with_limit(url: str, rank: int, who: int, limit: str, room: int) -> A
 
 @pytest.mark.parametrize("who", [-1, 0, 1])
 @pytest.mark.parametrize(("limit", "room"), [("RLIMIT_FSIZE", 1 << 20), ("RLIMIT_AS", 4 << 30)])
-def test_too_little_memory_is_said_on_all_ranks(tmp_path: Any, start: Start, limit: str, room: int, who: int) -> None:
+def test_too_little_memory_is_reported_on_all_ranks(
+    tmp_path: Any, start: Start, limit: str, room: int, who: int
+) -> None:
     url = f"file://{tmp_path}/store"
     began = time.monotonic()
     ended = outcomes([RankProcess(member_with_limit, url, rank, who, limit, room) for rank in range(2)])

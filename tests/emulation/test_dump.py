@@ -55,7 +55,7 @@ def works_for_ever(comm: Communicator, elements: int) -> None:
         comm.allreduce(array)
 
 
-def test_a_stopped_rank_is_named_with_what_the_others_wait_for(start: Start, blink: Blink) -> None:
+def test_a_stopped_rank_is_named_with_the_others_waits(start: Start, blink: Blink) -> None:
     job = start(3, works_for_ever, 2_000_000)
     job.hear("working")
     job.signal(1, signal.SIGSTOP)
@@ -91,7 +91,7 @@ def sleeps_in_the_program() -> None:
     time.sleep(30)
 
 
-def test_the_line_of_python_is_told_by_the_process_itself(start: Start, blink: Blink, tmp_path: Path) -> None:
+def test_the_process_reports_its_line_of_python(start: Start, blink: Blink, tmp_path: Path) -> None:
     job = start(2, one_is_elsewhere)
     job.hear("ready")
     wait_until(job, 0, lambda g: [rank.state for rank in g.ranks] == ["waiting", "between calls"])
@@ -136,7 +136,7 @@ def meets_a_deadline(comm: Communicator) -> None:
         comm.allreduce(array, deadline_s=2.5)
 
 
-def test_the_deadlines_message_says_the_same(start: Start) -> None:
+def test_the_timeouts_message_agrees_with_the_dump(start: Start) -> None:
     """Rank, chunk, channel and peer of a wait: from the dump while it lives, from the error at the deadline."""
     job = start(2, meets_a_deadline)
     job.hear("working")
@@ -168,7 +168,7 @@ def stays(comm: Communicator, fails: bool) -> None:
     time.sleep(30)
 
 
-def test_a_group_that_has_ended_says_why(start: Start, blink: Blink) -> None:
+def test_a_group_that_has_ended_gives_the_reason(start: Start, blink: Blink) -> None:
     job = start(2, stays, True)
     job.hear("ready")
     (group,) = groups_of(job.pid(1))
@@ -188,7 +188,7 @@ def one_after_another(comm: Communicator) -> None:
     assert comm.rank == 2 or part is not None
 
 
-def test_ranks_that_left_or_compute_are_told_apart(start: Start, blink: Blink) -> None:
+def test_left_and_busy_ranks_are_distinguished(start: Start, blink: Blink) -> None:
     job = start(3, one_after_another)
     job.hear("ready")
     job.outcomes(2)
@@ -240,7 +240,7 @@ def test_waits_for_messages_are_shown_until_they_end(start: Start) -> None:
     job.values()
 
 
-def test_who_waits_in_a_circle_is_found() -> None:
+def test_cycles_of_waits_are_detected() -> None:
     from blinkccl.runtime.dump import RankState
 
     def ranks(*peers: int | None) -> tuple[RankState, ...]:
@@ -277,7 +277,7 @@ def counts_calls(comm: Communicator, calls: int) -> int:
     return calls
 
 
-def test_what_is_no_rank_of_ours_is_refused_with_the_reason(start: Start, blink: Blink) -> None:
+def test_other_processes_are_rejected_with_the_reason(start: Start, blink: Blink) -> None:
     job = start(2, dumps_itself)
     job.hear("ready")
     ended = subprocess.Popen([sys.executable, "-c", ""])

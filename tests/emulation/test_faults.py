@@ -124,7 +124,7 @@ def part_behind_the_others(comm: Communicator) -> int:
     return lost.value.rank
 
 
-def test_who_ended_because_of_another_is_not_taken_for_the_first(start: Start) -> None:
+def test_a_rank_that_ended_because_of_another_is_not_the_cause(start: Start) -> None:
     """Both have ended when rank 1 looks: rank 0 has reported the lost rank before."""
     assert start(3, part_behind_the_others).values(1) == [2]
 
@@ -145,7 +145,7 @@ def part_that_one_leaves(comm: Communicator) -> float:
     return float(comm.allreduce(np.ones(1))[0])
 
 
-def test_who_leaves_a_part_and_lives_does_not_end_the_whole_group(start: Start) -> None:
+def test_leaving_a_subgroup_does_not_end_the_group(start: Start) -> None:
     assert start(3, part_that_one_leaves).values(0, 1, 2) == [3.0, 3.0, 3.0]
 
 
@@ -240,7 +240,7 @@ def leaves(comm: Communicator, how: str) -> str:
         ("segfault", "its process ended"),
     ],
 )
-def test_however_a_rank_goes_the_others_hear_of_it(start: Start, how: str, why: str) -> None:
+def test_every_end_of_a_rank_is_reported_to_the_others(start: Start, how: str, why: str) -> None:
     job = start(3, leaves, how)
     for text in job.values(0, 2):
         assert f"rank 1 was lost: {why} during call" in text
@@ -273,7 +273,7 @@ def _lost_rank(call: Callable[[], Any]) -> int:
     return lost.value.rank
 
 
-def test_who_left_in_order_disturbs_no_messages_among_the_others(start: Start) -> None:
+def test_a_rank_that_left_disturbs_no_messages_of_others(start: Start) -> None:
     assert start(3, works_without_the_one_that_left).values() == [7, 1, 0]
 
 
@@ -288,7 +288,7 @@ def stalls(comm: Communicator, elements: int) -> None:
 
 
 @pytest.mark.parametrize("elements", [16, 1_500_000])
-def test_a_stopped_rank_is_named_and_hears_of_it_later(start: Start, elements: int) -> None:
+def test_a_stopped_rank_is_named_and_gets_the_error_later(start: Start, elements: int) -> None:
     job = start(3, stalls, elements)
     job.hear("working")
     job.signal(1, signal.SIGSTOP)
@@ -363,7 +363,7 @@ def test_every_wait_has_a_deadline(start: Start) -> None:
     assert 0.4 <= collective < 2.5
 
 
-def test_the_environment_says_how_long(tmp_path: Path, start: Start) -> None:
+def test_the_environment_sets_the_timeout_of_calls(tmp_path: Path, start: Start) -> None:
     """BLINK_TIMEOUT, through init(), in a script as users write it."""
     script = "import blinkccl\ntry:\n    blinkccl.init()\nexcept Exception as e:\n    print(type(e).__name__, e)"
     environ = dict(os.environ, BLINK_TIMEOUT="0.5", BLINK_RANK="0", BLINK_WORLD_SIZE="2",
@@ -445,7 +445,7 @@ def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
 
 
 @pytest.mark.parametrize("wait", ["call", "large call", "call behind another", "message"])
-def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(start: Start, wait: str) -> None:
+def test_ctrl_c_ends_a_wait_on_all_ranks(start: Start, wait: str) -> None:
     job = start(2, is_interrupted, wait)
     job.hear("ready")
     time.sleep(0.5)

@@ -99,7 +99,7 @@ def forks_in_the_middle(comm: Communicator) -> list[int]:
     return codes
 
 
-def test_children_are_no_ranks_and_disturb_none(start: Start) -> None:
+def test_children_are_not_ranks_and_disturb_none(start: Start) -> None:
     assert start(2, forks_in_the_middle).values() == [[0] * 6] * 2
 
 

@@ -166,7 +166,7 @@ def test_a_link_that_breaks_is_named_at_the_deadline(three: tuple[Field, Laborat
 
 
 @pytest.mark.parametrize("fault", ["0-1", "slow:0-1", "lossy:0-1", "kill:2", "kill:0"])
-def test_a_job_goes_on_around_what_fails(fault: str) -> None:
+def test_a_job_continues_around_a_failure(fault: str) -> None:
     field, broken = field_of("dgx-1v", "broadcast", "0,1,2"), faults.Fault.parse(fault)
     around = faults.plan_around(field, broken, "optimal")
     assert isinstance(around, LabCandidate)
@@ -235,7 +235,7 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_whatever_ends_a_laboratory(number: signal.Signals) -> None:
+def test_every_end_of_a_laboratory_cleans_up(number: signal.Signals) -> None:
     command = [sys.executable, "-c", HEARING, *ARGUMENTS]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
 
@@ -265,7 +265,7 @@ def test_the_verb_prints_a_table() -> None:
     assert re.search(r"optimal over one_ring: [\d.]+ times measured, 2 by the plans", text)
 
 
-def test_what_was_measured_is_written_and_chosen_by(tmp_path: Path) -> None:
+def test_measurements_are_stored_and_used(tmp_path: Path) -> None:
     """Algorithms run in turns; the table keeps other jobs' rows, and the planner uses it."""
     file = tmp_path / "table.json"
     job = ["allreduce", "--topo", "ring:3"]

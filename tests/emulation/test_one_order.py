@@ -114,7 +114,7 @@ def test_a_measured_table_with_another_order_gives_way(ran: Ran, tmp_path: Path)
         ran(3, with_cache, cache, "", *arguments)
 
 
-def test_what_cannot_keep_it_is_refused_by_name(ran: Ran) -> None:
+def test_calls_without_the_order_are_rejected_by_name(ran: Ran) -> None:
     assert ran(3, refusals) == [None] * 3
 
 
@@ -138,7 +138,7 @@ def refused(call: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def test_all_ranks_promise_it_or_none(start: Start) -> None:
+def test_the_order_needs_all_ranks(start: Start) -> None:
     errors = start(2, differing).values()
     for error in errors:
         assert re.search(

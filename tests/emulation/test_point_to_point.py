@@ -140,7 +140,7 @@ def too_small(comm: Communicator) -> None:
             marker = np.zeros(1, int)
             if turn == 2:
                 comm.recv(marker, 0, tag=3)  # overtakes the other, which is set aside
-            with pytest.raises(UsageError, match="rank 1 has room for 5 bytes, rank 0 sent 200000 with tag 2"):
+            with pytest.raises(UsageError, match="rank 1 has room for 5 bytes, but rank 0 sent 200000 with tag 2"):
                 comm.recv(np.zeros(5, np.uint8), 0, tag=2)
             if turn != 2:
                 comm.recv(marker, 0, tag=3)
@@ -148,7 +148,7 @@ def too_small(comm: Communicator) -> None:
     comm.barrier()
 
 
-def test_a_larger_buffer_gets_what_was_sent_and_no_more(ran: Ran) -> None:
+def test_a_larger_buffer_gets_only_the_sent_bytes(ran: Ran) -> None:
     assert ran(2, larger_buffer) == [None, [1, 1, 1, 9, 9]]
 
 
@@ -161,7 +161,7 @@ def larger_buffer(comm: Communicator) -> list[int] | None:
     return [int(value) for value in array]
 
 
-def test_what_was_sent_before_leaving_arrives(ran: Ran) -> None:
+def test_messages_sent_before_leaving_arrive(ran: Ran) -> None:
     assert ran(2, sends_and_leaves) == [None, [0, 1, 2]]
 
 

@@ -117,7 +117,7 @@ def test_the_example_is_plain_pytorch() -> None:
     ]
 
 
-def test_what_it_cannot_do_is_refused_at_once(
+def test_unsupported_calls_are_rejected_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--steps", "0"])

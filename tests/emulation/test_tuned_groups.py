@@ -46,7 +46,7 @@ def test_a_table_that_all_ranks_have_serves_them(ran: Ran, tmp_path: Path, ranks
     assert set(sources) == {str(path_of_host(ranks, {"BLINK_CACHE": cache}))}
 
 
-def test_ranks_with_different_tables_go_by_none(ran: Ran, tmp_path: Path) -> None:
+def test_different_tables_are_not_used(ran: Ran, tmp_path: Path) -> None:
     one = written(tmp_path / "one", 2, Way("ring", "", 64 << 10))
     other = written(tmp_path / "other", 2, Way("one_hop", "", 64 << 10))
     for caches in ((one, other), (one, str(tmp_path / "none")), (str(tmp_path / "none"), one)):
@@ -60,6 +60,6 @@ def test_ranks_with_different_tables_go_by_none(ran: Ran, tmp_path: Path) -> Non
         (Way("one_hop", INLINE, 64 << 10), "allreduce"),  # the messages are too long for flags inside
     ],
 )
-def test_what_cannot_run_is_replaced_on_all_ranks(ran: Ran, tmp_path: Path, way: Way, name: str) -> None:
+def test_rows_that_cannot_run_are_replaced_on_all_ranks(ran: Ran, tmp_path: Path, way: Way, name: str) -> None:
     cache = written(tmp_path / "one", 2, way, name)
     assert all(ran(2, summed, cache, cache))

@@ -394,7 +394,7 @@ def _check_hosts(peers: Sequence[PeerInfo]) -> None:
 
 
 def _share_process(peers: Sequence[PeerInfo]) -> bool:
-    """True if ranks are threads of one process: then none can die alone, and locks would not show it."""
+    """True if ranks are threads of one process: then none can die alone, and POSIX locks are per process."""
     return len({(peer.host, peer.processes, peer.pid, peer.start) for peer in peers}) < len(peers)
 
 

@@ -21,7 +21,7 @@ NAMES = sorted(path.name for path in (DIRECTORY / "blink").glob("*.h"))
 COMPILER = shutil.which("c++")
 
 
-def test_what_is_declared_is_found() -> None:
+def test_declarations_are_parsed() -> None:
     declared = parse(
         """
         #define SIZE 0x10  // bytes
@@ -48,7 +48,7 @@ void stop(void);
 
 
 @pytest.mark.parametrize("text", ["struct s { point at; };", "struct s { int bits : 3; };", "enum e { A = 1 << 2 };"])
-def test_what_is_not_understood_is_an_error(text: str) -> None:
+def test_unknown_declarations_are_errors(text: str) -> None:
     with pytest.raises(ValueError, match=r"cannot parse|invalid literal"):
         parse(text)
 

@@ -211,7 +211,7 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
         assert run_capped(level) == (level, digest, "")
 
 
-def test_a_misspelt_instruction_set_is_said_to_be_ignored() -> None:
+def test_a_misspelt_instruction_set_is_ignored_with_a_warning() -> None:
     best, digest, _ = run_capped("")
     assert run_capped("avx1024") == (
         best,

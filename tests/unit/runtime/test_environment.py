@@ -49,7 +49,7 @@ def nowhere(variable: str) -> None:
         (PMI, Launch(1, 3, "pmi", None, "")),  # PMI does not name the host
     ],
 )
-def test_a_launcher_says_it_all(environ: dict[str, str], place: Launch) -> None:
+def test_a_launcher_gives_the_whole_place(environ: dict[str, str], place: Launch) -> None:
     assert launch(environ, launcher) == place
 
 
@@ -90,12 +90,12 @@ def test_the_directory_is_in_the_users_own_runtime_directory(tmp_path: Path) -> 
     assert absent.startswith("file:///tmp/blink-")
 
 
-def test_a_store_that_is_named_goes_before_everything() -> None:
+def test_blink_store_takes_precedence() -> None:
     for environ in (TORCHRUN, OPENMPI, MPICH, SLURM):
         assert launch({**environ, "BLINK_STORE": "file:///x"}, nowhere).store_url == "file:///x"
 
 
-def test_blink_goes_before_torchrun_before_mpi_before_slurm() -> None:
+def test_precedence_is_blink_torchrun_mpi_slurm() -> None:
     assert launch({**SLURM, **PMI}, launcher).launcher == "slurm"
     everything = {**SLURM, **MPICH, **OPENMPI, **TORCHRUN, **BLINK}
     order = []
@@ -158,7 +158,7 @@ def test_first_host_of_slurms_list(nodelist: str, host: str | None) -> None:
         ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "BLINK_RANK=$PMIX_RANK"),
     ],
 )
-def test_what_is_wrong_is_named(environ: dict[str, str], named: str) -> None:
+def test_the_error_names_the_variable(environ: dict[str, str], named: str) -> None:
     with pytest.raises(LaunchError) as raised:
         launch(environ, launcher)
     assert named in str(raised.value)
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_named(environ: dict[str, str], named: str) -> None:
         (MPICH, nowhere),
     ],
 )
-def test_where_no_store_follows_the_error_says_how_to_name_one(environ: dict[str, str], find: FindLauncher) -> None:
+def test_without_a_store_the_error_gives_a_remedy(environ: dict[str, str], find: FindLauncher) -> None:
     place = launch(environ, find)
     assert place.store_url is None
     with pytest.raises(LaunchError) as raised:
@@ -209,7 +209,7 @@ def test_an_ancestor_that_hides_its_environment_is_the_launcher(tmp_path: Path) 
     assert nearest_without("RANK", tmp_path) == (50, 8)
 
 
-def test_in_a_namespace_of_ones_own_there_is_no_launcher(tmp_path: Path) -> None:
+def test_the_launcher_is_unknown_in_another_namespace(tmp_path: Path) -> None:
     add_process(tmp_path, os.getppid(), 0, 9, "RANK=3")
     assert nearest_without("RANK", tmp_path) is None
     assert nearest_without("RANK", tmp_path / "absent") is None
@@ -220,7 +220,7 @@ def test_in_a_namespace_of_ones_own_there_is_no_launcher(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("text", "seconds"), [(None, DEFAULT_TIMEOUT_S), ("", 300.0), ("7", 7.0), ("0.25", 0.25),
                                                ("1e3", 1000.0)])  # fmt: skip
-def test_the_environment_may_say(monkeypatch: pytest.MonkeyPatch, text: str | None, seconds: float) -> None:
+def test_the_environment_sets_the_timeout(monkeypatch: pytest.MonkeyPatch, text: str | None, seconds: float) -> None:
     if text is None:
         monkeypatch.delenv("BLINK_TIMEOUT", raising=False)
     else:
@@ -229,7 +229,7 @@ def test_the_environment_may_say(monkeypatch: pytest.MonkeyPatch, text: str | No
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "five", "5 s", "0x10"])
-def test_what_is_no_positive_number_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_timeouts_that_are_not_positive_are_rejected_by_name(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("BLINK_TIMEOUT", text)
     with pytest.raises(LaunchError, match=f"BLINK_TIMEOUT='{text}': expected a positive number of seconds"):
         default_timeout_s()
@@ -241,6 +241,6 @@ def test_microseconds_are_at_least_one_and_fit_into_64_bits(seconds: float, expe
 
 
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
-def test_deadlines_that_are_none_are_refused(seconds: float) -> None:
+def test_invalid_timeouts_are_rejected(seconds: float) -> None:
     with pytest.raises(UsageError, match="a timeout must be a positive number of seconds"):
         microseconds(seconds)

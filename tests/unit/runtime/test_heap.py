@@ -56,7 +56,7 @@ def test_blocks_never_overlap_and_everything_comes_back(heap: Heap, seed: int) -
     assert heap.allocate(heap.size) == 0, "it is one gap again"
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers(heap: Heap) -> None:
+def test_too_large_arrays_are_rejected_with_the_sizes(heap: Heap) -> None:
     first = heap.allocate(30 * PAGE)
     heap.allocate(10 * PAGE)
     heap.release(first, 30 * PAGE)

@@ -120,7 +120,7 @@ def differs(bundle: int, ends: list[Endpoint], call: CollectiveCall, crosses: bo
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "sendrecv"])
-def test_a_bundle_serves_as_python_does(name: str, world: int, opened: Callable[[int], int]) -> None:
+def test_a_bundle_gives_the_same_results_as_python(name: str, world: int, opened: Callable[[int], int]) -> None:
     bundle = opened(world)
     with local_endpoints(world, Area()) as ends:
         for root in range(world) if name in ROOTED else (0,):
@@ -133,7 +133,7 @@ def test_a_bundle_serves_as_python_does(name: str, world: int, opened: Callable[
                 assert differs(bundle, ends, CollectiveCall(name, dtype, 100, op), False) is None
 
 
-def test_a_bundle_knows_its_segment_and_what_it_lacks(opened: Callable[[int], int]) -> None:
+def test_a_bundle_reports_its_segment_and_missing_plans(opened: Callable[[int], int]) -> None:
     library, shape, error, bundle = native.load(), native.Shape(), native.Error(), opened(2)
     library.blink_bundle_shape(bundle, c.byref(shape))
     assert bytes(shape) == bytes(shape_of(2, Area()))
@@ -265,7 +265,7 @@ def test_it_is_written_once_for_this_user(directory: Path) -> None:
         (lambda whole: whole[:40] + b"0.0.0" + whole[45:], "another version"),
     ],
 )
-def test_what_is_damaged_is_made_anew(
+def test_damaged_bundles_are_replaced(
     damage: Callable[[bytes], bytes], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = host_bundle.ensure(2, tmp_path / "cache")
@@ -277,7 +277,7 @@ def test_what_is_damaged_is_made_anew(
     assert len({record.message for record in caplog.records}) == 1
 
 
-def test_what_others_could_write_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bundles_writable_by_others_are_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = host_bundle.ensure(2, tmp_path / "cache")
     whole = path.read_bytes()
     path.chmod(0o666)
@@ -290,7 +290,7 @@ def test_what_others_could_write_is_made_anew(tmp_path: Path, caplog: pytest.Log
     assert path.read_bytes() == elsewhere.read_bytes() == whole
 
 
-def test_of_those_who_come_together_one_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_processes_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned, whole = [], host_bundle.contents(2)
 
     def contents(ranks: int, told: object) -> bytes:

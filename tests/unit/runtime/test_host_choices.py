@@ -46,7 +46,7 @@ def test_chunks_are_whole_cache_lines() -> None:
                 assert choice.chunk_bytes == 1 or choice.chunk_bytes % 64 == 0
 
 
-def test_the_system_copies_only_what_is_large() -> None:
+def test_the_system_copies_only_large_messages() -> None:
     assert crossed("allreduce", 4 << 20) == [False, False, True]
     assert crossed("allreduce", 64 << 20) == [False, False]
     for name in set(COLLECTIVES) - {"allreduce"}:
@@ -61,7 +61,7 @@ def crossed(name: str, nbytes: int, crossing: Crossing = Crossing.MEASURED) -> l
 
 
 @pytest.mark.parametrize(("name", "moves"), [("broadcast", 1), ("gather", 2), ("scatter", 2)])
-def test_both_of_two_ranks_copy_what_goes_one_way(name: str, moves: int) -> None:
+def test_two_ranks_share_one_way_copies(name: str, moves: int) -> None:
     """Each rank copies every other chunk, so the moved block (S, or half of it) must have two chunks."""
     for nbytes in (128 << 10, 1 << 20, 2 << 20, 64 << 20):
         for row in choose(name, nbytes, 2, Crossing.WHEREVER_POSSIBLE):

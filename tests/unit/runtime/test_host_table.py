@@ -73,7 +73,7 @@ def write(tmp_path, monkeypatch):
     return written
 
 
-def test_what_was_measured_serves_its_range(write):
+def test_measured_rows_serve_their_range(write):
     assert table_for(2) is built_in(2)
     table = write(cell(), cell("broadcast", ways=()))
     assert table.source == str(path_of_host(2))
@@ -82,7 +82,7 @@ def test_what_was_measured_serves_its_range(write):
     assert table.rows["broadcast"] == built_in(2).rows["broadcast"]
 
 
-def test_what_nobody_confirmed_and_what_others_measured_serves_nobody(write):
+def test_unconfirmed_and_foreign_rows_are_ignored(write):
     table = write(cell(confirmed=False), cell("reduce"), cell("gather", ranks=3))
     for name in ("allreduce", "gather"):
         assert table.rows[name] == built_in(2).rows[name]
@@ -90,7 +90,7 @@ def test_what_nobody_confirmed_and_what_others_measured_serves_nobody(write):
 
 
 @pytest.mark.parametrize("changed", [{"machine": "another"}, {"kind": "gpus"}, {"format": 99}])
-def test_what_is_no_table_of_this_host_is_ignored(write, changed):
+def test_tables_of_other_hosts_are_ignored(write, changed):
     assert write(cell(), **changed) is built_in(2)
 
 
@@ -121,7 +121,7 @@ class Pair:
         np.minimum(mine, [other, self.theirs.digest, -self.theirs.digest], out=mine)
 
 
-def test_all_ranks_have_it_or_none_goes_by_it(caplog):
+def test_a_table_is_used_by_all_ranks_or_none(caplog):
     own, other = built_in(2).measured([cell()], "here"), built_in(2).measured([cell(below=1 << 19)], "there")
     same = built_in(2).measured([cell()], "elsewhere")
     assert agreed(Pair(same), Crossing.MEASURED, own) == (Crossing.MEASURED, own)
@@ -142,7 +142,7 @@ def test_an_unknown_wish_is_an_error(monkeypatch):
         wished_crossing()
 
 
-def test_a_machine_that_does_not_say_has_a_name(monkeypatch):
+def test_an_unknown_machine_has_a_name(monkeypatch):
     machine.cache_clear()
     monkeypatch.setattr(host_table.os, "cpu_count", lambda: 3)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "model name\t: A  processor\n")

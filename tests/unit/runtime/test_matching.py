@@ -31,7 +31,7 @@ def test_a_receive_takes_the_first_message_set_aside() -> None:
     assert matching.post(Receive(None, 7)) is None
 
 
-def test_whom_somebody_waits_for() -> None:
+def test_receives_wait_for_their_source() -> None:
     matching = Matching()
     assert not matching.waits_for(0)
     matching.post(Receive(1, 3))

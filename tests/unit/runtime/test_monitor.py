@@ -56,7 +56,7 @@ def test_hosts_that_reach_each_other_are_fine(address: str) -> None:
     assert checked([address] * 4) == [""] * 4
 
 
-def test_who_does_not_reach_whom_is_said_by_all() -> None:
+def test_all_ranks_name_the_missing_paths() -> None:
     with socket.create_server((ADDRESS, 0)) as closed:
         port = closed.getsockname()[1]
     texts = checked(
@@ -114,9 +114,7 @@ class Meetings:
 
 
 @pytest.mark.parametrize(("held", "missing"), [(True, (1, 2)), (False, (2,))])
-def test_who_keeps_an_agreement_waiting_is_named_and_never_the_rank_that_waits(
-    held: bool, missing: tuple[int, ...]
-) -> None:
+def test_an_agreement_names_the_missing_ranks_only(held: bool, missing: tuple[int, ...]) -> None:
     """Also without a meeting since: a rank that imports a large library may delay its monitor."""
     meetings = Meetings(Word(agreements=1), Word())
     monitor = Monitor(meetings, 0, lambda cause: None)

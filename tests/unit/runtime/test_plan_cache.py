@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "plans"
 
 
-def test_what_was_put_is_got(directory: Path) -> None:
+def test_a_stored_plan_is_returned(directory: Path) -> None:
     cache = PlanCache(directory)
     assert cache.get(key()) is None
     cache.put(key(), plan(key()))

@@ -35,7 +35,7 @@ def test_calls_are_made_in_order_by_one_thread(executor: SerialExecutor) -> None
     assert made[0][1] != threading.get_ident()
 
 
-def test_idle_and_busy_say_whether_something_is_under_way(executor: SerialExecutor) -> None:
+def test_idle_and_busy_show_running_calls(executor: SerialExecutor) -> None:
     go = threading.Event()
     future = executor.submit(lambda: go.wait(WAIT_S) and None)
     assert not executor.idle
@@ -128,7 +128,7 @@ def test_calls_by_steps_are_made_in_order_where_somebody_asks(executor: SerialEx
     assert {thread for _, thread in log} == {threading.get_ident()}
 
 
-def test_the_thread_finishes_calls_by_steps_before_what_is_submitted_after_them(executor: SerialExecutor) -> None:
+def test_calls_by_steps_finish_before_later_submissions(executor: SerialExecutor) -> None:
     log: list[tuple[str, int]] = []
     first, second = Steps(log, "first"), Steps(log, "second")
     executor.start(first)

@@ -113,7 +113,7 @@ def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
         FileStore(tmp_path)
 
 
-def test_what_is_no_place_for_a_directory_is_refused(tmp_path: Path) -> None:
+def test_unsuitable_directories_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("file", "link"):
@@ -208,7 +208,7 @@ def server() -> Iterator[TcpStore]:
         b"BLINKST P 00 0",
     ],
 )
-def test_what_is_no_request_ends_a_connection_and_disturbs_nobody(
+def test_invalid_requests_end_only_their_connection(
     server: TcpStore, monkeypatch: pytest.MonkeyPatch, garbage: bytes
 ) -> None:
     monkeypatch.setattr("blinkccl.runtime.store._Handler.timeout", 0.2)
@@ -256,7 +256,7 @@ def test_strangers_do_not_take_all_threads(server: TcpStore, monkeypatch: pytest
         connection.close()
 
 
-def test_a_taken_port_is_an_error_that_names_it_and_tells_who_serves_there(server: TcpStore) -> None:
+def test_a_taken_port_is_an_error_with_port_and_owner(server: TcpStore) -> None:
     """Only ranks that know it find a store at a port that the system chose."""
     with pytest.raises(LaunchError, match=f"rank 0 cannot serve the store at 127.0.0.1:{server.port}"):
         TcpStore("127.0.0.1", server.port, rank=0, deadline=soon())
@@ -297,7 +297,7 @@ def test_a_server_may_come_late_and_end_early() -> None:
         assert raised.value.rank == 0
 
 
-def test_what_is_no_store_of_ours_is_named() -> None:
+def test_a_foreign_store_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -317,7 +317,7 @@ def test_what_is_no_store_of_ours_is_named() -> None:
 # ---- Ranks that are none -----------------------------------------------------------------------------------------
 
 
-def test_a_rank_of_another_version_is_told_and_told_of(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_another_version_is_reported_to_all(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Version, rank and sender are at fixed places of every request."""
     server.check_callers()
     line = b"BLINKST9 3 process%207%20on%20host-b%20with%20version%202.0 ? anything at all 12\n"
@@ -356,7 +356,7 @@ def test_two_ranks_0_that_serve_find_each_other(server: TcpStore, monkeypatch: p
         server.check_callers()
 
 
-def test_who_comes_late_hears_why_there_is_no_group(server: TcpStore) -> None:
+def test_late_ranks_get_the_reason_of_the_failure(server: TcpStore) -> None:
     client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
     server.give_up(PlanMismatchError("ranks want different things"), 2)
     with pytest.raises(PlanMismatchError, match="ranks want different things"):
@@ -403,7 +403,7 @@ def test_announced_bytes_take_no_memory(server: TcpStore) -> None:
     ["", "store", "file://relative", "http://a:1", "tcp://a", "tcp://:1", "tcp://a:0", "tcp://a:65536", "tcp://a:b",
      "tcp://a:1/path", "tcp://u@a:1", "tcp://[::1]", "tcp://fd00::2:1"],
 )  # fmt: skip
-def test_what_is_no_url_of_a_store_is_refused(url: str) -> None:
+def test_invalid_store_urls_are_rejected(url: str) -> None:
     with pytest.raises(LaunchError, match="store '"):
         open_store(url, 0, soon())
 

@@ -59,7 +59,7 @@ def test_the_ranks_of_a_job_write_one_file_with_arrows_between_them(tmp_path: Pa
         time.sleep(timeline._LAG_S)
 
 
-def test_a_file_of_an_earlier_job_or_of_somebody_else_is_begun_anew(tmp_path: Path) -> None:
+def test_files_of_earlier_jobs_or_other_programs_are_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     for text in ("", "[]", '{"traceEvents": []}'):
         path.write_text(text)

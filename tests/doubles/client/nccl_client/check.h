@@ -35,5 +35,5 @@ ncclResult_t make_call(const struct Local* local, const struct Call* call, ncclC
 void call_all(struct World* world, const struct Call* call, ncclComm_t* comms, cudaStream_t* streams);
 void look_at(struct World* world, const struct Local* local, const struct Call* call, cudaStream_t stream);
 
-// Does all three, on the communicator and the stream of each local rank.
+// Writes inputs, makes the call and compares, on the communicator and the stream of each local rank.
 void check(struct World* world, const struct Call* call);
