@@ -80,7 +80,7 @@ def test_mistakes(blink, typed, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     if typed[0] == "--gpus":
         (tmp_path / "x.log").write_text("NCCL INFO NCCL_PROTO set by environment to LL\n")
-        typed, message = ["x.log", *typed], "no file says which"
+        typed, message = ["x.log", *typed], "no file describes one"
     blink("doctor", *typed).assert_refused(message)
 
 
@@ -98,7 +98,9 @@ def test_gather_takes_ncclss_own_dump_and_nothing_else(blink, tmp_path):
     path = tmp_path / "machine.json"
     assert blink("topo", xml, "--gather", path).code == 0
     assert "socket-bus" in blink("doctor", path).out
-    blink("topo", CORPUS / "titans-x8/case.toml", "--gather", path).assert_refused("is no NCCL topology")
+    blink("topo", CORPUS / "titans-x8/case.toml", "--gather", path).assert_refused(
+        "expected a file written by NCCL_TOPO_DUMP_FILE"
+    )
 
 
 def test_processors_are_measured_against_their_memory(blink):

@@ -1,6 +1,6 @@
-"""What does a person type? One file per verb: it parses, calls the rooms below, prints, picks an exit code.
+"""The command line, one file per verb: it parses, calls the packages below, prints, and chooses the exit code.
 
-Nothing heavy is imported before a verb runs, so that ``blink --help`` answers at once.
+Heavy modules are imported when a verb runs, so ``blink --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from blinkccl.errors import BlinkError
 
-#: The exit code after Ctrl-C, as shells have it.
+#: The exit code after Ctrl-C, as in shells: 128 + SIGINT.
 INTERRUPTED = 130
-#: Files are read and written under messages of their own; what is left is typer printing a help page.
+#: Errors of standard output, from typer's help pages: reading and writing files has its own messages.
 _OUTPUT_TROUBLE = (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EFBIG, errno.EDQUOT)
 
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def run_command(command: Callable[[], object]) -> None:
-    """Run a command line of typer's; what goes wrong is one line on stderr, and an exit code."""
+    """Run a command of typer; an error becomes one line on stderr and an exit code."""
     from blinkccl.cli import console
     from blinkccl.cli.exits import exit_code
 

@@ -16,32 +16,32 @@ HELP = """
 Examples:
 
 \b
-  blink topo dgx-1v                                    what is connected to what
-  blink plan allreduce --topo dgx-1v --gpus 1,4,5,6    trees, rate, and the proof that none are faster
+  blink topo dgx-1v                                    GPUs, links and their rates
+  blink plan allreduce --topo dgx-1v --gpus 1,4,5,6    trees, rate, and a proof that none are faster
   blink plan broadcast --topo dgx-1v -o plan.json
-  blink check plan.json                                is a plan what it says it is?
-  blink show plan.json -o plan.html                    the same as a page to look at and click through
+  blink check plan.json                                verify a plan
+  blink show plan.json -o plan.html                    the plan as a page to click through
   blink export plan.json --to cuda                     the code that GPUs would run
-  blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
-  blink explain allreduce --topo dgx-1v --size 64M     what runs it, and why
+  blink sim allreduce --topo dgx-1v --size 500M        predicted time, beside NCCL
+  blink explain allreduce --topo dgx-1v --size 64M     which algorithm runs, and why
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
-  blink tune -g 2                                      which choices are the fastest here: -g processes, or its GPUs
-  blink lab broadcast --topo dgx-1v --gpus 1,4,5,6     on links that are shaped like the machine's
+  blink tune -g 2                                      the fastest choices here, for 2 processes or all GPUs
+  blink lab broadcast --topo dgx-1v --gpus 1,4,5,6     on emulated links with the machine's ratios
   blink run -- torchrun --nproc-per-node 4 train.py    an unchanged NCCL program, with trees where they are faster
-  blink calibrate x.json                               latency and bandwidth from what bench or nccl-tests wrote
-  blink doctor run.log node7.xml                       what is slow or wrong, why, and what to try
-  blink dump 4711                                      what does a live job wait for?
+  blink calibrate x.json                               latency and bandwidth from results of bench or nccl-tests
+  blink doctor run.log node7.xml                       problems, their causes, and a command to try
+  blink dump 4711                                      the calls that a live job waits for
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
-  blink --version --json                               what is installed here
+  blink --version --json                               versions of everything installed here
   blink --install-completion                           completes verbs and options in bash, zsh, fish
 
-Collective communication planned from the links a job really has.
+Collective communication planned from the links that a job really has.
 
 \b
 SPEC is a machine (dgx-1v, dgx-a100, hgx-h100, dgx-b200, gb200-nvl72, mi300x, ...: blink topo --list),
 a file ("nvidia-smi topo -m", "rocm-smi --showtopo" or "amd-smi topology" text, lstopo or NCCL XML,
-our JSON; "node7.txt @ nvlink=50GB/s, nic=400Gbps" adds what it does not say), a rule (ring:8, torus:4x4,
-random:12:seed=3), or several servers ("2x dgx-1v @ 40Gbps"). Without it: this machine.
+blink's JSON; "node7.txt @ nvlink=50GB/s, nic=400Gbps" adds rates that the file lacks), a rule (ring:8,
+torus:4x4, random:12:seed=3), or several servers ("2x dgx-1v @ 40Gbps"). Without it: this machine.
 
 \b
 Exit codes: 0 ok; 1 a check failed; 2 usage or unreadable input; 3 hardware or driver missing;
@@ -51,12 +51,12 @@ Exit codes: 0 ok; 1 a check failed; 2 usage or unreadable input; 3 hardware or d
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
-#: The class above BadParameter, of click, which typer has inside or beside it and does not export.
+#: The base class of BadParameter, from click: typer bundles click or depends on it, and does not export the class.
 _CLICK_USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
 class _Verbs(TyperGroup):
-    """The verbs, whose usage errors name replacements and do not quote an argument of a hundred thousand characters."""
+    """The verbs; their usage errors name replacements of removed words, and shorten long arguments."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and not ctx.resilient_parsing:
@@ -87,9 +87,9 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _root(
     ctx: typer.Context,
-    version: Annotated[bool, Option("--version", help="Print what is installed here, and exit.")] = False,
+    version: Annotated[bool, Option("--version", help="Print the versions installed here, and exit.")] = False,
     man: Annotated[bool, Option("--man", help="Print the manual page, for man -l -, and exit.")] = False,
-    json: Annotated[bool, Option("--json", help="--version as one JSON object.")] = False,
+    json: Annotated[bool, Option("--json", help="With --version: print one JSON object.")] = False,
 ) -> None:
     """Options of ``blink`` itself; the verbs follow."""
     if man:
@@ -103,26 +103,26 @@ def _root(
         print_version(json)
         raise typer.Exit
     if json:
-        raise typer.BadParameter("--json in front of the verb is for --version: give it behind the verb")
+        raise typer.BadParameter("--json before the verb belongs to --version: put it behind the verb")
 
 
-#: The verbs in the order of the help, each a file beside this one, and what it is in a line.
+#: The verbs in the order of the help, each a file beside this one, and a line on each.
 VERBS = {
-    "topo": "What is connected to what, how fast, and who says so.",
-    "plan": "Trees for a collective, their rate, and the proof of the best.",
-    "check": "Is a plan what it says it is, and does it run?",
-    "show": "A picture and a page of a machine, a plan or a result.",
-    "export": "A plan as code, or in the format of another tool.",
-    "sim": "How long would it take, on calibrated links, and what would NCCL get?",
-    "explain": "What will run a call, and why?",
-    "bench": "Run a collective on this machine; every result checked.",
-    "tune": "Which choices are the fastest here, on GPUs or between processes?",
-    "lab": "Run plans on shaped links, between network namespaces of this machine.",
+    "topo": "Show the links of a machine, their rates, and the source of each.",
+    "plan": "Find trees for a collective, their rate, and a proof that none are faster.",
+    "check": "Verify every statement of a plan, and its program.",
+    "show": "Draw a machine or a plan, as a picture or a page.",
+    "export": "Write a plan as code, or in the format of another tool.",
+    "sim": "Predict times on calibrated links, beside NCCL.",
+    "explain": "Explain which algorithm runs a call, and why.",
+    "bench": "Run a collective on this machine, and check every result.",
+    "tune": "Measure the fastest choices here, on GPUs or between processes.",
+    "lab": "Run plans on shaped links between network namespaces of this machine.",
     "run": "Run an unchanged NCCL program, with trees where they are faster.",
-    "calibrate": "Which latency and bandwidth explain what was measured?",
-    "doctor": "What is wrong, with this machine or in these logs?",
-    "dump": "What does a live job on this host wait for?",
-    "pick": "Which GPUs to ask for.",
+    "calibrate": "Fit latency and bandwidth to measured times.",
+    "doctor": "Diagnose this machine, or the logs of a job.",
+    "dump": "Show the calls that a live job on this host waits for.",
+    "pick": "Rank sets of free GPUs by the rate of their best plan.",
 }
 for _name, _about in VERBS.items():
     _file = import_module(f"blinkccl.cli.{_name}")
@@ -130,5 +130,5 @@ for _name, _about in VERBS.items():
         getattr(_file, _name)
     )
 
-#: Made once: typer would read the annotations of all verbs again at every call.
+#: Built once, because typer reads the annotations of all verbs at every build.
 command: Any = get_command(app)

@@ -1,4 +1,4 @@
-"""What several verbs take: the options, and how their texts become topologies, ranks and collectives."""
+"""Options shared by several verbs, and their conversion to topologies, ranks and collectives."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def _collectives(incomplete: str) -> list[str]:
-    """What a shell completes a collective with."""
+    """Shell completions of a collective's name."""
     from blinkccl.collectives.spec import COLLECTIVES
 
     return [name for name in COLLECTIVES if name.startswith(incomplete)]
 
 
 def _machines(incomplete: str) -> list[str]:
-    """What a shell completes a topology with, beside files."""
+    """Shell completions of a topology, beside files."""
     from blinkccl.topology.catalog import ALIASES, CATALOG
 
     return [name for name in [*CATALOG, *ALIASES] if name.startswith(incomplete)]
@@ -53,8 +53,8 @@ Gpus = Annotated[
     Option(
         "--gpus",
         metavar="IDS",
-        help="Ranks of the job, in order: 1,4,5,6, GPU1,GPU4 or 0-3; per server: 0,1,2+0,3,4. sendrecv: from the first "
-        "to the last. Default: all.",
+        help="Ranks of the job, in order: 1,4,5,6 or GPU1,GPU4 or 0-3; on several servers: 0,1,2+0,3,4. sendrecv sends "
+        "from the first to the last. Default: all.",
     ),
 ]
 Links = Annotated[
@@ -62,8 +62,9 @@ Links = Annotated[
     Option(
         "--links",
         metavar="fast|pcie|staged|all",
-        help="fast: NVLink and its kin, PCIe where there is nothing else; between servers the network. staged: PCIe "
-        "through the hosts' memories, as beside NVLink; all: both. Default: the first that joins the GPUs.",
+        help="fast: NVLink, xGMI or C2C, and PCIe only if a server has none of these; between servers the network. "
+        "pcie: PCIe alone. staged: PCIe through the hosts' memories. all: every link. Default: the first that connects "
+        "the GPUs.",
     ),
 ]
 Root = Annotated[
@@ -72,10 +73,10 @@ Root = Annotated[
         "--root",
         "-r",
         metavar="ID",
-        help="Root of a rooted collective, as the topology numbers it; default: the first rank.",
+        help="GPU that is the root of broadcast, reduce, gather or scatter, numbered as in --gpus; default: the first.",
     ),
 ]
-#: By hand: help is shown before any registry is loaded.
+#: Listed by hand, because help is shown before any registry is loaded.
 _NAMES = (
     "optimal, blink, ring, double_binary_tree, one_hop, one_shot, internal_broadcast, flat, three_stage, three_phase, "
     "hybrid or multi_path"
@@ -85,7 +86,7 @@ Algorithm = Annotated[
     Option(
         "--algo",
         metavar="NAME",
-        help=f"auto (= optimal; with --size the fastest), {_NAMES}.",
+        help=f"auto (optimal; with --size the fastest), {_NAMES}.",
     ),
 ]
 Algorithms = Annotated[
@@ -93,31 +94,31 @@ Algorithms = Annotated[
     Option(
         "--algo",
         metavar="NAMES",
-        help=f"all, or some of auto, {_NAMES}, with commas between them; a plan in this process takes one.",
+        help=f"all, or some of auto, {_NAMES}, separated by commas; without -g only one.",
     ),
 ]
-Relays = Annotated[bool, Option("--relays", help="Let GPUs outside --gpus pass data on.")]
-Plan = Annotated[Path, Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")]
+Relays = Annotated[bool, Option("--relays", help="Let GPUs outside --gpus forward data.")]
+Plan = Annotated[Path, Argument(metavar="PLAN", help="File written by blink plan -o; - reads stdin.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
 Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
 
 
-def typed(**given: object) -> list[str]:
-    """The options that were typed, of these by their names."""
-    return [f"--{name}" for name, value in given.items() if value is not None and value is not False]
+def typed(**options: object) -> list[str]:
+    """The names of the options that were typed: those that are neither None nor False."""
+    return [f"--{name}" for name, value in options.items() if value is not None and value is not False]
 
 
 def one_spec(behind: str | None, spec: str | None) -> str | None:
-    """The topology that was typed behind the collective or after ``--topo``; UsageError if there are two."""
+    """The topology from behind the collective or from ``--topo``; UsageError if both are typed."""
     if behind is not None and spec is not None:
         raise UsageError(f"the topology is {behind} and --topo {spec}: leave one out")
     return spec if behind is None else behind
 
 
 def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> tuple[Topology, tuple[int, ...]]:
-    """The topology that ``--topo`` names (None: this machine, ``-``: standard input), and its ``gpus``.
+    """The topology that ``--topo`` names (None: this machine, ``-``: standard input), and the ranks in ``gpus``.
 
-    ``option`` is for which they were typed.
+    ``option`` is the option of ``gpus``, for messages.
     """
     from blinkccl.topology.spec import parse_gpus, parse_spec
 
@@ -143,10 +144,10 @@ def audited(
     links: str | None = None,
     content: bytes | None = None,
 ) -> tuple[str, Audit]:
-    """A plan file, checked on the links of ``--topo`` where that is given, and what messages call the file.
+    """The name of a plan file in messages, and its audit, on the links of ``--topo`` if given.
 
-    ``content`` is what the file has, where it has been read. An NCCL graph file is one too: its rings as the plan of an
-    AllReduce.
+    ``content`` is the file's content if it has been read. An NCCL graph file is accepted as a plan: its rings are the
+    plan of an AllReduce.
     """
     from blinkccl.proof.audit import audit
     from blinkccl.trees.forest.document import MAX_BYTES, loads
@@ -158,20 +159,20 @@ def audited(
         content = console.read_file(path, MAX_BYTES)
     if is_xml(content):
         if links is not None:
-            raise UsageError(f"--links {links}: the channels of a graph file say which links they take")
+            raise UsageError(f"--links {links}: an NCCL graph file names its own links; leave --links out")
         return source, audit(_channels(content, source, spec), source=source)
     document = loads(content, source)
     if "vertices" in document and "collective" not in document:
         raise UsageError(
-            f"{source}: this is a topology, and a plan is wanted here: blink plan --topo {source} makes one"
+            f"{source}: expected a plan, got a topology; blink plan COLLECTIVE --topo {source} -o FILE makes a plan"
         )
     if "gpus" in document and "shares" not in document:
-        raise UsageError(f"{source}: a plan of MSCCL++ has no links or trees; blink check says whether it is right")
+        raise UsageError(f"{source}: expected a plan of blink, got an MSCCL++ execution plan; blink check verifies it")
     return source, audit(document, None if spec is None else load(spec)[0], links, source)
 
 
 def may_be_graph_file(path: Path) -> bool:
-    """Whether what ``path`` names is an NCCL graph file and no plan; standard input may be, and is not read here."""
+    """True if ``path`` is an NCCL graph file; also for standard input, which is not read here."""
     if not path.is_file():
         return str(path) == "-"
     with path.open("rb") as file:
@@ -179,32 +180,32 @@ def may_be_graph_file(path: Path) -> bool:
 
 
 def refuse_false(source: str, faults: Sequence[str]) -> None:
-    """End with code 1 where the plan that ``source`` names states what is not so."""
+    """Exit with code 1 if the plan named ``source`` has false statements."""
     if faults:
-        console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
+        console.error(f"{source} is not a correct plan: {'; '.join(faults[:3])} (blink check lists all faults)")
         raise typer.Exit(CHECK_FAILED)
 
 
 def is_xml(content: bytes) -> bool:
-    """Whether it can only be an NCCL graph file among what plans are read from."""
+    """True for XML: of the inputs that hold a plan, only NCCL graph files are XML."""
     return content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
 
 
 def _channels(content: bytes, source: str, spec: str | None) -> dict[str, Any]:
-    """What is to be checked of an NCCL graph file: the plan of its channels on the machine."""
+    """The plan of an NCCL graph file, as a document to check: its channels on the machine."""
     from blinkccl.topology import nccl_graph
     from blinkccl.topology.limits import MAX_FILE_BYTES
     from blinkccl.trees.algorithms.given_channels import forest_of
     from blinkccl.trees.forest.document import to_document
 
     if len(content) > MAX_FILE_BYTES:
-        raise TopologyError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB; no graph file is")
+        raise TopologyError(f"{source}: expected an NCCL graph file of at most {MAX_FILE_BYTES >> 20} MiB, got more")
     try:
         graphs = nccl_graph.parse(content.decode("utf-8-sig"), source)
     except UnicodeDecodeError as error:
         raise TopologyError(f"{source}: byte {content[error.start]:#04x} is no UTF-8 text") from None
     if spec is None:
-        raise UsageError(f"{source}: a graph file has no links: give --topo SPEC, the machine that it is of")
+        raise UsageError(f"{source}: an NCCL graph file has no links: give its machine as --topo SPEC")
     try:
         return to_document(forest_of(graphs, load(spec)[0], "allreduce"))
     except UnsupportedError as error:
@@ -212,7 +213,7 @@ def _channels(content: bytes, source: str, spec: str | None) -> dict[str, Any]:
 
 
 def this_machine() -> Topology:
-    """The machine this runs on; that its driver fails is a :class:`HardwareError`."""
+    """The machine of this process; HardwareError if its driver fails."""
     from blinkccl.topology.probe import probe
 
     try:
@@ -222,12 +223,12 @@ def this_machine() -> Topology:
 
 
 def has_gpus(topology: Topology) -> bool:
-    """Whether ranks are GPUs there, and not processors."""
+    """True if the ranks are GPUs, False if they are processors."""
     return topology.vertex[topology.ranks[0]].kind == "gpu"
 
 
 def gathered(nccl_xml: str | None = None) -> dict[str, Any]:
-    """What there is to say of this machine, as ``blink topo --gather`` writes it; errors as :func:`this_machine`."""
+    """The document of this machine that ``blink topo --gather`` writes; errors as in :func:`this_machine`."""
     from blinkccl.apps.doctor.this_machine import gather
 
     try:
@@ -237,7 +238,7 @@ def gathered(nccl_xml: str | None = None) -> dict[str, Any]:
 
 
 def collective(name: str, ranks: Sequence[int], root: int | None = None) -> Collective:
-    """The collective among ``ranks`` with the root that was typed."""
+    """The collective among ``ranks``; ``root`` is a vertex id."""
     from blinkccl.api.job import collective_of
 
     return collective_of(name, ranks, (root, None, None), "--")
@@ -252,13 +253,13 @@ def request(
     relays: bool,
     lost: str | None = None,
 ) -> Request:
-    """What to plan; ``lost`` are the links and the GPUs that have failed."""
-    from blinkccl.api.job import request as asked
+    """The request to plan; ``lost`` lists failed links and GPUs, as ``--without`` takes them."""
+    from blinkccl.api.job import request as request_of
 
     topology, ranks = load(spec, gpus)
     if lost is not None:
         topology, ranks = _after_loss(topology, ranks, lost)
-    return asked(topology, ranks, name, (root, None, None), (links, relays), "--", console.note)
+    return request_of(topology, ranks, name, (root, None, None), (links, relays), "--", console.note)
 
 
 def _after_loss(topology: Topology, ranks: tuple[int, ...], lost: str) -> tuple[Topology, tuple[int, ...]]:
@@ -274,26 +275,26 @@ def _after_loss(topology: Topology, ranks: tuple[int, ...], lost: str) -> tuple[
         raise UsageError(f"--without {lost}: GPU {strangers[0]} is no rank of the job")
     left = tuple(rank for rank in ranks if rank not in gone)
     if not left:
-        raise UsageError(f"--without {lost}: these are all GPUs of the job, and none is left")
+        raise UsageError(f"--without {lost}: these are all GPUs of the job; expected some to be left")
     return without(topology, pairs, gone), left
 
 
 def path_table(path: Path, topology: Topology) -> PathTable | None:
-    """The table of paths in a file; None, and a line that says why, where it is none for this machine."""
+    """The table of paths in a file; None, after a note with the reason, if it is not for this machine."""
     from blinkccl.trees.algorithms import path_table as tables
 
     content = console.read_file(path, tables.MAX_FILE_BYTES)
     try:
         return tables.from_json(content, tables.machine_key(topology), console.source_name(path))
     except TopologyError as error:
-        console.note(f"{error}; it is ignored")
+        console.note(f"{error}; the file is ignored")
         return None
 
 
 def measured(path: Path | None, topology: Topology, here: bool = False) -> MeasuredTable | None:
-    """The table of measurements in a file; None, and a line that says why, where it is none for this machine.
+    """The table of measurements in a file; None, after a note with the reason, if it is not for this machine.
 
-    ``here``: without a file, what ``blink tune`` measured on GPUs of such a machine.
+    ``here``: without a file, use the table that ``blink tune`` wrote for GPUs of such a machine.
     """
     from blinkccl.trees.algorithms import tables
     from blinkccl.trees.algorithms.path_table import machine_key
@@ -305,20 +306,20 @@ def measured(path: Path | None, topology: Topology, here: bool = False) -> Measu
     try:
         return tables.from_json(content, machine_key(topology), console.source_name(path))
     except UsageError as error:
-        console.note(f"{error}; it is ignored")
+        console.note(f"{error}; the file is ignored")
         return None
 
 
 def write_path_row(path: Path, topology: Topology, row: PairSplits, source: str, kind: str) -> None:
-    """Puts a row into the table in ``path``: into that of this machine and kind, or in the place of another."""
+    """Add a row to the table in ``path``; a table of another machine or kind is replaced."""
     from blinkccl.trees.algorithms import path_table as tables
 
-    there = path_table(path, topology) if path.is_file() and path.stat().st_size else None
+    old = path_table(path, topology) if path.is_file() and path.stat().st_size else None
     table = tables.PathTable(tables.machine_key(topology), topology.name, source, kind=kind)
-    if there is not None and there.kind == kind:
-        text = source if there.source == source else f"{there.source}; {source}"[:200]
-        table = tables.PathTable(table.machine, table.name, text, there.pairs, kind)
-    elif there is not None:
-        console.note(f"{path} has paths {there.source}, these are {source}: they take their place")
+    if old is not None and old.kind == kind:
+        text = source if old.source == source else f"{old.source}; {source}"[:200]
+        table = tables.PathTable(table.machine, table.name, text, old.pairs, kind)
+    elif old is not None:
+        console.note(f"{path}: paths {old.source} are replaced by paths {source}")
     with console.written(path):
         tables.write(path, table.merged(row))

@@ -1,4 +1,4 @@
-"""``blink bench``: run a collective for real, in nccl-tests' manner."""
+"""``blink bench``: measure a collective on this machine, in nccl-tests' format."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ Examples:
   blink bench allreduce -g 4 -b 4K -e 256M                 4 rank processes on this host
   blink bench allreduce -b 4K -e 64M --peer gloo,openmpi   beside other libraries, with ratios
   blink bench broadcast --shared -b 1M                     tensors in shared memory
-  blink bench allreduce -b 64K -e 1M --timeline t.json     what each rank did and waited for: ui.perfetto.dev
+  blink bench allreduce -b 64K -e 1M --timeline t.json     work and waits of each rank, for ui.perfetto.dev
   torchrun --nproc-per-node 2 --no-python blink bench allreduce
-  blink bench allreduce -g 4 -b 4K -e 64M -f 4 --algo all  which algorithm is the fastest at which size
+  blink bench allreduce -g 4 -b 4K -e 64M -f 4 --algo all  the fastest algorithm at each size
   blink bench allreduce -g 4 --topo dgx-1v --gpus 0-3 --algo ring,optimal
   blink bench allreduce --topo dgx-1v --gpus 1,4,5,6 -b 4K -e 16M
 
-Flags, columns and footer are nccl-tests'. Results are checked; wrong elements exit with 1.
+Flags, columns and footer are those of nccl-tests. Every result is checked; with wrong elements the exit code is 1.
 
-Ranks are processes of this host, as many as -g says (2), or those that torchrun, mpirun or srun started.
---algo ring runs that algorithm's plan between them instead of what communicators choose; several, or all,
-stand beside each other. The plan is for a switch, which this host's memory is like; with --topo, for that
-topology. With --topo and no -g, a plan is run in this process. Times are always of this host's memory, never
-of the topology's links.
+Ranks are -g processes of this host (2 by default), or the processes that torchrun, mpirun or srun started.
+Without --algo, communicators choose the algorithm. --algo ring runs the plan of that algorithm instead; several
+names, or all, are compared. The plan is for one switch, a model of this host's memory, or with --topo for that
+topology. With --topo and without -g the plan runs in this process. Times are always those of this host's memory,
+never of the topology's links.
 """
-#: Seconds for one run of a plan in this process, and for one size of processes.
+#: Timeout in seconds of one run of a plan in this process, and of one size between processes.
 DEADLINE_S = 60
 
 Processes = Annotated[
@@ -77,13 +77,13 @@ Peers = Annotated[
     Option(
         "--peer",
         metavar="NAMES",
-        help="Run these in turns with ours: gloo, openmpi, mpich, impi; openmpi=/prefix for one that is not on PATH.",
+        help="Other libraries to run in turns with blink: gloo, openmpi, mpich, impi; openmpi=/prefix if not on PATH.",
     ),
 ]
-Shared = Annotated[bool, Option("--shared", help="Our tensors lie in shared memory (blinkccl.empty).")]
+Shared = Annotated[bool, Option("--shared", help="Allocate blink's tensors in shared memory (blinkccl.empty).")]
 TimelineFile = Annotated[
     Path | None,
-    Option("--timeline", metavar="FILE", help="Also write what ranks did in some more calls, as Chrome's trace."),
+    Option("--timeline", metavar="FILE", help="Also trace some more calls on every rank, in Chrome's trace format."),
 ]
 
 
@@ -106,7 +106,7 @@ def bench(
     timeline: TimelineFile = None,
     json: arguments.Json = False,
 ) -> None:
-    """Run, and print the table; exit with 1 if a result was wrong."""
+    """Measure and print the table; exit with 1 if a result is wrong."""
     from blinkccl.bench import host
     from blinkccl.bench.interleave import BenchSettings
     from blinkccl.bench.sizes import sweep
@@ -121,7 +121,7 @@ def bench(
     if request is not None and processes is None and host.launcher(os.environ) is None:
         used = arguments.typed(peer=peers, rounds=rounds, timeline=timeline, shared=shared)
         if used:
-            raise UsageError(f"{used[0]} is for processes; here a plan is run in one, as --topo says: add -g N")
+            raise UsageError(f"{used[0]} is for several processes, and --topo without -g uses one: add -g N")
         _run_plan(request, algo or "auto", output, BenchSettings(dtype, op, iterations, rounds=1))
         return
     settings = BenchSettings(
@@ -131,7 +131,7 @@ def bench(
 
 
 def _names(dtype: str, op: str) -> tuple[str, str]:
-    """Our names of the element type and of the operation."""
+    """The names of the element type and of the operation in blinkccl."""
     from blinkccl.bench.output import DTYPE_OF, OP_OF
     from blinkccl.collectives.ops import DTYPES, OPS
 
@@ -139,7 +139,7 @@ def _names(dtype: str, op: str) -> tuple[str, str]:
 
 
 def _jobs(request: Request | None, name: str, root: int | None, algo: str | None) -> Callable[[int | None], Job]:
-    """What so many processes are to run, once their number is known."""
+    """The function from the number of processes to their job: the number is known only after they start."""
     from blinkccl.bench.host import DEFAULT_RANKS
 
     def job(size: int | None) -> Job:
@@ -148,55 +148,57 @@ def _jobs(request: Request | None, name: str, root: int | None, algo: str | None
     return job
 
 
-def _job(asked: Request | Collective, size: int | None, algo: str | None) -> Job:
-    """What ``size`` (None: as many as there are) rank processes are to run: plans, or what communicators choose."""
+def _job(job: Request | Collective, size: int | None, algo: str | None) -> Job:
+    """The job of ``size`` rank processes (None: one per rank): plans, or the choice of communicators."""
     from blinkccl.bench.algorithms import Job, plan_algorithms, this_host
     from blinkccl.collectives.spec import Collective
 
-    if isinstance(asked, Collective):
+    if isinstance(job, Collective):
         if algo is None:
-            return Job(asked)
-        request = this_host(asked)
+            return Job(job)
+        request = this_host(job)
         planned = plan_algorithms(algo, request, here=True, note=console.note)
-        return Job(asked, tuple(planned), f"{request.topology.name} (a switch)")
-    ranks = len(asked.ranks)
+        return Job(job, tuple(planned), f"{request.topology.name} (a switch)")
+    ranks = len(job.ranks)
     if size not in (None, ranks):
-        raise UsageError(f"{size} processes, but {ranks} GPUs of {asked.topology.name}: choose them with --gpus")
-    planned = plan_algorithms(algo or "auto", asked, here=False, note=console.note)
-    gpus = ",".join(map(str, asked.ranks))
-    return Job(asked.collective, tuple(planned), f"GPUs {gpus} of {asked.topology.name}")
+        raise UsageError(
+            f"{size} processes for {ranks} GPUs of {job.topology.name}: choose {size} with --gpus, or start {ranks}"
+        )
+    planned = plan_algorithms(algo or "auto", job, here=False, note=console.note)
+    gpus = ",".join(map(str, job.ranks))
+    return Job(job.collective, tuple(planned), f"GPUs {gpus} of {job.topology.name}")
 
 
-def _known(option: str, typed: str, theirs: dict[str, str], ours: Iterable[str]) -> str:
-    """Our name of what was typed, which is that or nccl-tests' name."""
-    if typed not in theirs and typed not in ours:
-        shown = {name: other for other, name in theirs.items()}
-        raise UsageError(f"{option} {typed}: expected one of {', '.join(shown.get(name, name) for name in ours)}")
-    return theirs.get(typed, typed)
+def _known(option: str, typed: str, nccl_names: dict[str, str], names: Iterable[str]) -> str:
+    """The name in blinkccl of a typed name, which is that or nccl-tests' name."""
+    if typed not in nccl_names and typed not in names:
+        shown = {name: other for other, name in nccl_names.items()}
+        raise UsageError(f"{option} {typed}: expected one of {', '.join(shown.get(name, name) for name in names)}")
+    return nccl_names.get(typed, typed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """Which sizes are measured, and where the numbers go."""
+    """The sizes to measure, and the destinations of the numbers."""
 
     sizes: Sweep
     json: bool
     timeline: Path | None
 
     def recorder(self, job: Job) -> BenchTimeline | None:
-        """What collects the timeline, where one is wanted."""
+        """The collector of the timeline; None without ``--timeline``."""
         from blinkccl.bench.timeline import BenchTimeline
 
         return None if self.timeline is None else BenchTimeline(job)
 
     def write_timeline(self, recorder: BenchTimeline | None) -> None:
-        """Writes what was collected."""
+        """Write the collected timeline."""
         if recorder is not None and self.timeline is not None:
-            what = f"{self.timeline} shows calls after those of the table"
-            console.write_timeline(self.timeline, recorder.events(), what)
+            content = f"{self.timeline} shows calls after those of the table"
+            console.write_timeline(self.timeline, recorder.events(), content)
 
     def report(self, interleaved: Interleaved, about: About) -> None:
-        """Measure; print the table as it grows, or JSON at the end; write the files; end with 1 if one was wrong."""
+        """Measure, and print each row of the table, or JSON at the end; exit with 1 if a result is wrong."""
         from blinkccl.bench import output as printed
         from blinkccl.bench.rows import crossovers, failed
         from blinkccl.bench.table import BenchTable
@@ -219,12 +221,12 @@ class _Output:
             recorded["crossovers"] = [asdict(each) for each in crossovers(done, about.algorithms[0])]
         console.emit(dumps(printed.document(recorded, about)) if self.json else table.footer(done))
         if wrong := failed(done, about.algorithms):
-            console.error(f"{wrong} measurement(s) had wrong elements: see #wrong, or nwrong in --json")
+            console.error(f"{wrong} measurement(s) had wrong elements: see column #wrong, or nwrong in --json")
             raise typer.Exit(CHECK_FAILED)
 
 
 def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> None:
-    """Refuse sizes that there is no memory for, and say which hold no element."""
+    """Refuse sizes beyond the memory, and note those that hold no element."""
     from blinkccl.bench.output import TYPE_NAMES
     from blinkccl.bench.sizes import check_memory, empty_sizes
 
@@ -232,13 +234,13 @@ def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> No
     empty = empty_sizes(collective, sizes, dtype)
     if empty:
         console.note(
-            f"{', '.join(map(str, empty[:8]))}{', …' if len(empty) > 8 else ''} bytes hold no whole "
-            f"block of {TYPE_NAMES.get(dtype, dtype)}: 0 elements are measured there"
+            f"{', '.join(map(str, empty[:8]))}{', …' if len(empty) > 8 else ''} bytes hold less than one element of "
+            f"{TYPE_NAMES.get(dtype, dtype)} per block: these rows have 0 elements"
         )
 
 
 def _run_plan(request: Request, algo: str, output: _Output, settings: BenchSettings) -> None:
-    """Run a plan in this process."""
+    """Measure a plan in this process."""
     from blinkccl.bench.interleave import Interleaved, Participant
     from blinkccl.bench.measure import PlannedRanks
     from blinkccl.bench.output import of_plan
@@ -252,29 +254,29 @@ def _run_plan(request: Request, algo: str, output: _Output, settings: BenchSetti
 
 
 def _on_processes(
-    wanted: int | None, job: Callable[[int | None], Job], peers: str, output: _Output, settings: BenchSettings
+    size: int | None, job_of: Callable[[int | None], Job], peers: str, output: _Output, settings: BenchSettings
 ) -> None:
-    """Run on processes: those of a launcher, or ours."""
+    """Measure between processes: those of a launcher, or new ones."""
     from blinkccl.bench import host
     from blinkccl.bench.peers.registry import parse
 
-    chosen, started_by = parse(peers), host.launcher(os.environ)
+    libraries, started_by = parse(peers), host.launcher(os.environ)
     if started_by is None:
-        ours = job(wanted)
-        _check_sizes(output.sizes.sizes(), ours.collective, settings.dtype)
-        recorder = output.recorder(ours)
-        with host.spawned(ours, settings, chosen, console.note, recorder) as benchmark:
+        job = job_of(size)
+        _check_sizes(output.sizes.sizes(), job.collective, settings.dtype)
+        recorder = output.recorder(job)
+        with host.spawned(job, settings, libraries, console.note, recorder) as benchmark:
             output.report(*benchmark)
         output.write_timeline(recorder)
         return
-    if wanted is not None or chosen:
-        option = "--peer" if wanted is None else "-g"
-        raise UsageError(f"{option} starts processes, but {started_by} has started this one already: leave it out")
-    _launched(started_by, job, output, settings)
+    if size is not None or libraries:
+        option = "--peer" if size is None else "-g"
+        raise UsageError(f"{option} starts processes, but {started_by} has started them already: leave {option} out")
+    _launched(started_by, job_of, output, settings)
 
 
-def _launched(started_by: str, job: Callable[[int | None], Job], output: _Output, settings: BenchSettings) -> None:
-    """This process is one rank; rank 0 measures and prints."""
+def _launched(started_by: str, job_of: Callable[[int | None], Job], output: _Output, settings: BenchSettings) -> None:
+    """Take part as one rank of a launcher's job; rank 0 measures and prints."""
     from blinkccl.bench import host
     from blinkccl.bench.libraries import OwnLibrary
 
@@ -283,9 +285,9 @@ def _launched(started_by: str, job: Callable[[int | None], Job], output: _Output
             host.follow(library.communicator, library)
             return
         with closing(host.Leader(library.communicator, library)) as leader:
-            ours = job(library.size)
-            _check_sizes(output.sizes.sizes(), ours.collective, settings.dtype)
-            recorder = output.recorder(ours)
-            with host.led(ours, settings, leader, started_by, console.note, recorder) as benchmark:
+            job = job_of(library.size)
+            _check_sizes(output.sizes.sizes(), job.collective, settings.dtype)
+            recorder = output.recorder(job)
+            with host.led(job, settings, leader, started_by, console.note, recorder) as benchmark:
                 output.report(*benchmark)
             output.write_timeline(recorder)

@@ -1,4 +1,4 @@
-"""``blink calibrate``: the latency and bandwidth that explain what was measured."""
+"""``blink calibrate``: fit latency and bandwidth to measured times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from blinkccl.cost.simulate.fit import Fit
     from blinkccl.formats.nccl_tests import Measurement
 
-#: Which links β is for where --kind does not say.
+#: The links that β is for, without --kind.
 _KIND = "nvlink"
 
 HELP = """
@@ -29,49 +29,50 @@ Examples:
 
 Fit α and β to the times in FILEs: the JSON of blink bench, or a log or -J JSON of nccl-tests.
 
-As a ring, α is the latency of a step and β the rate of the ring's links, such that a ring of blink sim comes closest to
-the times. As a whole, t = α + bytes / β: α is the latency of the collective and β the busbw that it tends to. A number
-that the sizes do not determine is not printed, and nothing is written then.
+--algo ring: α is the latency of a step and β the rate of the ring's links for which the ring of blink sim comes
+closest to the times. --algo whole: t = α + bytes / β, so α is the latency of the collective and β the limit of its
+busbw. If the sizes do not determine a number, it is reported as not determined, and -o writes nothing.
 """
 
 
 def calibrate(
-    files: Annotated[list[Path], Argument(metavar="FILE", help="What was measured; - reads stdin.")],
+    files: Annotated[list[Path], Argument(metavar="FILE", help="Measured times; - reads stdin.")],
     collective: Annotated[
-        str | None, Option("--collective", metavar="NAME", help="Fit this one; what a log is of that does not say it.")
+        str | None,
+        Option("--collective", metavar="NAME", help="Fit this collective alone; also names that of a log without one."),
     ] = None,
     ranks: Annotated[
         int | None,
-        Option("--ranks", metavar="N", min=2, max=2**20, help="How many ranks, for a log that does not list them."),
+        Option("--ranks", metavar="N", min=2, max=2**20, help="Number of ranks, for a log that does not list them."),
     ] = None,
-    algo: Annotated[str, Option("--algo", metavar="ring|whole", help="As what to take the collective.")] = "ring",
+    algo: Annotated[str, Option("--algo", metavar="ring|whole", help="Model of the collective.")] = "ring",
     begin: Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size to fit.")] = "0",
     end: Annotated[
         str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size to fit; default: all.")
     ] = None,
     name: Annotated[
-        str | None, Option("--name", metavar="NAME", help="The calibration's name; default: that of the file -o.")
+        str | None, Option("--name", metavar="NAME", help="The calibration's name; default: the name of the -o file.")
     ] = None,
     kind: Annotated[
-        str | None, Option("--kind", metavar="KIND", help=f"Which links β is for; default: {_KIND}.")
+        str | None, Option("--kind", metavar="KIND", help=f"Kind of the links that β is for; default: {_KIND}.")
     ] = None,
     nominal: Annotated[
         float | None,
-        Option("--nominal", metavar="GB_PER_S", help="Nominal GB/s of one of their lanes; needed with -o."),
+        Option("--nominal", metavar="GB_PER_S", help="Nominal rate of one lane of these links; needed with -o."),
     ] = None,
     lanes: Annotated[
         int | None,
-        Option("--lanes", metavar="N", min=1, max=1000, help="Over how many lanes β was measured; default: 1."),
+        Option("--lanes", metavar="N", min=1, max=1000, help="Number of lanes over which β was measured; default: 1."),
     ] = None,
     output: arguments.Output = None,
     json: arguments.Json = False,
 ) -> None:
-    """Read, fit, print, and write the calibration where that is wanted."""
+    """Read, fit, print, and write the calibration with ``-o``."""
     from blinkccl.cost.simulate.fit import as_simulated, fits
 
     _check(output, name, kind, nominal, lanes)
     measured = _within(_read(files, collective, ranks), begin, end)
-    found = {
+    fitted = {
         each: as_simulated(fit, [one for one in measured if one.collective == each])
         for each, fit in fits(measured, algo).items()
     }
@@ -80,36 +81,38 @@ def calibrate(
             {
                 "files": [console.source_name(path) for path in files],
                 "algorithm": algo,
-                "fits": [_document(each, fit, measured) for each, fit in found.items()],
+                "fits": [_document(each, fit, measured) for each, fit in fitted.items()],
             }
         )
     else:
-        console.emit_sentences("\n".join(_text(each, fit, algo, _ranks(each, measured)) for each, fit in found.items()))
-    for each, fit in found.items():
+        texts = (_text(each, fit, algo, _ranks(each, measured)) for each, fit in fitted.items())
+        console.emit_sentences("\n".join(texts))
+    for each, fit in fitted.items():
         for warning in fit.warnings:
             console.note(f"{each}: {warning}")
     if output is not None and nominal is not None:
-        _write(output, found, files, name, kind or _KIND, nominal, lanes or 1)
+        _write(output, fitted, files, name, kind or _KIND, nominal, lanes or 1)
 
 
 def _check(output: Path | None, name: str | None, kind: str | None, nominal: float | None, lanes: int | None) -> None:
-    """Refuse options that say what to write where nothing is written, and a calibration that cannot be."""
+    """Refuse options of ``-o`` without it, ``-o`` without ``--nominal``, and an unknown kind of links."""
     from blinkccl.topology.model import LINK_KINDS
 
     if kind is not None and kind not in LINK_KINDS:
-        raise typer.BadParameter(f"unknown kind of links {kind!r}; expected one of {', '.join(LINK_KINDS)}")
+        raise typer.BadParameter(f"--kind {kind}: expected one of {', '.join(LINK_KINDS)}")
     used = arguments.typed(name=name, kind=kind, nominal=nominal, lanes=lanes)
     if output is None:
         if used:
-            raise typer.BadParameter(f"{', '.join(used)}: of the calibration that -o writes; give -o, or leave it out")
+            options = ", ".join(used)
+            raise typer.BadParameter(f"{options} needs -o, which writes a calibration: give -o, or leave {options} out")
         return
     if nominal is None:
-        raise typer.BadParameter("-o needs --nominal, the GB/s of one lane as it is sold: 25 for a V100's NVLink")
+        raise typer.BadParameter("-o needs --nominal, the nominal GB/s of one lane: 25 for a V100's NVLink")
     console.check_writable(output)
 
 
 def _read(files: Sequence[Path], collective: str | None, ranks: int | None) -> list[Measurement]:
-    """The measurements of all files, of ``collective`` only where it is given."""
+    """The measurements of all files; if given, those of ``collective`` alone."""
     from blinkccl.collectives.spec import COLLECTIVES
     from blinkccl.formats.nccl_tests import read_measurements
     from blinkccl.topology.limits import MAX_FILE_BYTES
@@ -117,33 +120,33 @@ def _read(files: Sequence[Path], collective: str | None, ranks: int | None) -> l
     if collective is not None and collective not in COLLECTIVES:
         raise typer.BadParameter(f"unknown collective {collective!r}; expected one of {', '.join(COLLECTIVES)}")
     if list(map(str, files)).count("-") > 1:
-        raise typer.BadParameter("standard input can be read once")
+        raise typer.BadParameter("- is given twice, and standard input can be read once: leave one out")
     measured: list[Measurement] = []
     for path in files:
         source = console.source_name(path)
         content = console.read_file(path, MAX_FILE_BYTES)
         if len(content) > MAX_FILE_BYTES:
-            raise typer.BadParameter(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB; expected a benchmark's log")
+            raise typer.BadParameter(f"{source}: expected a log of at most {MAX_FILE_BYTES >> 20} MiB, got more")
         measured += read_measurements(content.decode("utf-8", "replace"), source, collective or "", ranks or 0)
-    wanted = [one for one in measured if collective in (None, one.collective)]
-    if not wanted:
-        there = ", ".join(dict.fromkeys(one.collective for one in measured))
-        raise typer.BadParameter(f"no measurement of {collective}: the files have {there}")
-    return wanted
+    selected = [one for one in measured if collective in (None, one.collective)]
+    if not selected:
+        others = ", ".join(dict.fromkeys(one.collective for one in measured))
+        raise typer.BadParameter(f"--collective {collective}: no measurement of it; the files have {others}")
+    return selected
 
 
 def _within(measured: Sequence[Measurement], begin: str, end: str | None) -> list[Measurement]:
     from blinkccl.cost.simulate.run import parse_size
 
     first, last = parse_size("-b", begin), None if end is None else parse_size("-e", end)
-    kept = [one for one in measured if first <= one.size_bytes and (last is None or one.size_bytes <= last)]
-    if not kept:
+    within = [one for one in measured if first <= one.size_bytes and (last is None or one.size_bytes <= last)]
+    if not within:
         sizes = [one.size_bytes for one in measured]
         raise typer.BadParameter(
             f"no size from -b {begin}{'' if end is None else f' to -e {end}'}: the files have "
             f"{min(sizes):,} to {max(sizes):,} bytes"
         )
-    return kept
+    return within
 
 
 def _ranks(collective: str, measured: Sequence[Measurement]) -> list[int]:
@@ -165,7 +168,7 @@ def _document(collective: str, fit: Fit, measured: Sequence[Measurement]) -> dic
 
 
 def _text(collective: str, fit: Fit, algo: str, ranks: Sequence[int]) -> str:
-    """The fit of one collective for people; four lines."""
+    """The fit of one collective, in four lines."""
     ring = algo == "ring"
     alpha = "not determined" if fit.alpha_us is None else f"{fit.alpha_us:.4g} us {'per step' if ring else 'in all'}"
     beta = (
@@ -183,15 +186,15 @@ def _text(collective: str, fit: Fit, algo: str, ranks: Sequence[int]) -> str:
 
 
 def _write(
-    output: Path, found: dict[str, Fit], files: Sequence[Path], name: str | None, kind: str, nominal: float, lanes: int
+    output: Path, fitted: dict[str, Fit], files: Sequence[Path], name: str | None, kind: str, nominal: float, lanes: int
 ) -> None:
     from blinkccl.cost.simulate.calibration import parse_calibration
     from blinkccl.cost.simulate.fit import calibration_text, fitted_calibration
 
-    if len(found) > 1:
-        raise typer.BadParameter(f"-o writes one fit, but the files have {', '.join(found)}; choose with --collective")
-    fit = next(iter(found.values()))
+    if len(fitted) > 1:
+        raise typer.BadParameter(f"-o writes one fit, but the files have {', '.join(fitted)}; choose with --collective")
+    fit = next(iter(fitted.values()))
     source = ", ".join(console.source_name(path) for path in files)
     text = calibration_text(fitted_calibration(fit, name or output.stem, kind, nominal, source, lanes))
-    parse_calibration(text, str(output))  # what we write, we read
+    parse_calibration(text, str(output))  # The written file must be readable.
     console.write_file(output, text)

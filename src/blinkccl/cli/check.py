@@ -1,4 +1,4 @@
-"""``blink check``: whether a plan is what it says it is."""
+"""``blink check``: verify the statements of a plan, and its program."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Examples:
 
 \b
   blink check plan.json
-  blink check plan.json --topo dgx-1v     and the links it uses are there
+  blink check plan.json --topo dgx-1v     also check its links against this machine
   blink check graph.xml --topo dgx-1v     the rings of an NCCL graph file, as an AllReduce
   blink check mscclpp.json                an execution plan of MSCCL++
   blink plan reduce --topo dgx-2 --json | blink check - --json
 
 Check every statement of a plan (trees, weights, loads, rate, bound, certificate) with code that shares
-nothing with the planner; then lower it to a program and verify that: every contribution
-exactly once, everything delivered, no deadlock with finite buffers, no link overloaded.
+nothing with the planner. Then lower the plan to a program and verify it: every contribution counts exactly once,
+every block arrives, no deadlock with finite buffers, no link overloaded.
 
-Of an MSCCL++ execution plan (JSON), whoever wrote it: which contributions every chunk of every output has at the end,
-accesses that nothing orders, waits that are for ever.
+An MSCCL++ execution plan (JSON) may come from any tool. Checked are the contributions in every chunk of every
+output, races, and deadlocks.
 
-Exit code 0: all is proved. 1: something is false; each violation is named. 2: it is no plan.
+Exit code 0: everything is proved. 1: something is false, and each violation is listed. 2: the file is no plan.
 """
 
 
@@ -42,7 +42,7 @@ def check(
         Option(
             "--topo",
             metavar="SPEC",
-            help="A topology that must have the plan's links; needed where the plan brings none.",
+            help="A topology that must have the plan's links; needed if the plan's file has no topology.",
         ),
     ] = None,
     links: Annotated[
@@ -50,12 +50,12 @@ def check(
         Option(
             "--links",
             metavar="fast|pcie|staged|all",
-            help="Which links of --topo; default: those that the plan was made for.",
+            help="Links of --topo to check against; default: those that the plan was made for.",
         ),
     ] = None,
     json: arguments.Json = False,
 ) -> None:
-    """Check, print what was proved or broken, and exit with 0 or 1."""
+    """Check, print a line per proof or violation, and exit with 0 or 1."""
     from blinkccl.formats.foreign import mscclpp
     from blinkccl.formats.foreign.verify import audit
     from blinkccl.trees.forest.document import MAX_BYTES
@@ -64,24 +64,24 @@ def check(
     if mscclpp.looks_like(content):
         _report(audit(mscclpp.read(content, console.source_name(path))), json, spec, links)
         return
-    _, found = arguments.audited(path, spec, links, content=content)
+    _, checked = arguments.audited(path, spec, links, content=content)
     if json:
-        console.emit_json(found.document())
+        console.emit_json(checked.document())
     else:
         from blinkccl.show.check_text import audit_text
 
-        console.emit_sentences(audit_text(found, console.paint()))
-    if not found.ok:
+        console.emit_sentences(audit_text(checked, console.paint()))
+    if not checked.ok:
         raise typer.Exit(CHECK_FAILED)
 
 
-def _report(found: ForeignAudit, json: bool, spec: str | None, links: str | None) -> None:
-    """The same for a plan of MSCCL++."""
+def _report(checked: ForeignAudit, json: bool, spec: str | None, links: str | None) -> None:
+    """Print the audit of an MSCCL++ execution plan, and exit with 1 if it is false."""
     if spec is not None or links is not None:
-        raise UsageError("a plan of MSCCL++ names no links: leave --topo and --links out")
+        raise UsageError("an MSCCL++ execution plan names no links: leave --topo and --links out")
     if json:
-        console.emit_json({"ok": found.ok, "plans": [found.document()]})
+        console.emit_json({"ok": checked.ok, "plans": [checked.document()]})
     else:
-        console.emit_sentences(found.text())
-    if not found.ok:
+        console.emit_sentences(checked.text())
+    if not checked.ok:
         raise typer.Exit(CHECK_FAILED)

@@ -1,4 +1,4 @@
-"""Data to stdout, everything else to stderr: printing, writing files, colour and progress."""
+"""Output: data on stdout, messages and progress on stderr, files, and colour."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from blinkccl.show.text import Paint, fit, painter
 if TYPE_CHECKING:
     from blinkccl.trace_events import TraceEvents
 
-#: Nobody needs a bar for less than this.
+#: Seconds of work before a progress bar appears.
 PROGRESS_AFTER_S = 2.0
-#: Of a line of a message.
+#: Longest line of a message.
 MOST_CHARACTERS = 1000
 
 
 def make_printable() -> None:
-    """Let stdout and stderr replace what their encoding cannot say, rather than fail in mid-report."""
+    """Make stdout and stderr replace characters outside their encoding, so a report never fails halfway."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def emit(text: str) -> None:
-    """Print data. If nobody reads any more (``blink … | head``), end quietly; with 2 if it is closed or full."""
+    """Print data. Exit quietly if the reader has left (``blink … | head``), with 2 if stdout is closed or full."""
     if sys.stdout is None:
         _no_output("it is closed")
     try:
@@ -49,24 +49,24 @@ def emit(text: str) -> None:
 
 
 def emit_json(document: dict[str, Any]) -> None:
-    """Print one JSON object, with the version of its schema before what it has."""
+    """Print one JSON object, beginning with the version of its schema."""
     from blinkccl.trees.forest.document import dumps
 
     emit(dumps({"schema_version": SCHEMA_VERSION} | document))
 
 
 def emit_sentences(text: str) -> None:
-    """Print text whose long lines are broken between words where a terminal is narrow."""
+    """Print text with long lines wrapped at the terminal's width."""
     emit(fit(text, width()))
 
 
 def paint() -> Paint:
-    """How text is coloured that goes to standard output."""
+    """The colours of standard output."""
     return painter(coloured())
 
 
 def width() -> int | None:
-    """Columns that text may take: those of the terminal (or ``COLUMNS``); None where nobody looks at it."""
+    """The columns of the terminal (or ``COLUMNS``); None if stdout is no terminal."""
     return _width(sys.stdout)
 
 
@@ -75,7 +75,7 @@ def _width(stream: TextIO | None) -> int | None:
 
 
 def unwritable(problem: OSError) -> NoReturn:
-    """End with code 2, as standard output takes no more for the reason in ``problem``."""
+    """Exit with code 2, because standard output failed with ``problem``."""
     _give_up_stdout()
     _no_output(problem.strerror or str(problem))
 
@@ -86,27 +86,27 @@ def _no_output(why: str) -> NoReturn:
 
 
 def _give_up_stdout() -> None:
-    # Python flushes stdout once more when it ends; give it something that still takes the bytes.
+    # Python flushes stdout once more at exit, which must succeed.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:
-    """Print a message for the person at the terminal, as far as there is one.
+    """Print a message to stderr, if it is open.
 
-    Parts of messages come from files: characters that a terminal would obey are shown as escapes.
+    Parts of messages come from files, so control characters are shown as escapes.
     """
     if sys.stderr is None:
-        return  # print() would take None for standard output.
+        return  # print(file=None) would write to stdout.
     shown = "blink: " + "\n".join(map(shortened, text.split("\n")))
     shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in shown)
     columns = _width(sys.stderr)
     with suppress(OSError):
-        # A log keeps a message on its line.
+        # A log has one line per message, so only a terminal wraps them.
         print(shown if columns is None else fit(shown, columns), file=sys.stderr, flush=True)
 
 
 def shortened(line: str) -> str:
-    """A line of a message without the middle, where it is too long for anybody to read: it may quote an argument."""
+    """A line of a message, without its middle if it exceeds :data:`MOST_CHARACTERS`: it may quote an argument."""
     if len(line) <= MOST_CHARACTERS:
         return line
     half = MOST_CHARACTERS // 2
@@ -119,15 +119,15 @@ def error(text: str) -> None:
 
 
 def coloured(stream: TextIO | None = None) -> bool:
-    """Whether to colour what goes to ``stream`` (stdout): a terminal that can, and no ``NO_COLOR``."""
+    """True if ``stream`` (stdout) is a terminal with colours and ``NO_COLOR`` is not set."""
     stream = sys.stdout if stream is None else stream
     if stream is None:
-        return False  # Standard output is closed; emit() will say so.
+        return False  # Standard output is closed; emit() reports it.
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def check_writable(path: Path) -> None:
-    """Refuse, before any work, a ``path`` that :func:`write_file` could not write; leaves no trace."""
+    """Refuse, before any work, a ``path`` that :func:`write_file` could not write; leave no file behind."""
     try:
         new = not path.exists()
         if new or path.is_file() or path.is_dir():
@@ -140,7 +140,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_files(*paths: Path | None, plot: Path | None = None) -> None:
-    """Refuse, before any work, what could not be written, and a ``plot`` that is no SVG."""
+    """Refuse, before any work, paths that cannot be written, and a ``plot`` that is not named .svg."""
     for path in (*paths, plot):
         if path is not None:
             check_writable(path)
@@ -155,29 +155,29 @@ def _unwritten(path: Path, problem: OSError) -> typer.BadParameter:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` and say so."""
+    """Write ``text`` to ``path``, and note it."""
     with written(path):
         path.write_text(text, encoding="utf-8", newline="\n")
 
 
-def write_timeline(path: Path, events: TraceEvents, what: str) -> None:
-    """Write ``events`` as Chrome's trace to ``path``, and say ``what`` it shows, and what it leaves out."""
+def write_timeline(path: Path, events: TraceEvents, content: str) -> None:
+    """Write ``events`` to ``path`` in Chrome's trace format, and note their ``content`` and the omitted events."""
     import json
 
     write_file(path, json.dumps(events.document()) + "\n")
     without = f", without {events.left_out}" if events.left_out else ""
-    note(f"{what}{without}: open it in ui.perfetto.dev")
+    note(f"{content}{without}: open it in ui.perfetto.dev")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """The same for what is no text."""
+    """Write ``content`` to ``path``, and note it."""
     with written(path):
         path.write_bytes(content)
 
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Say that the body has written ``path``; where it cannot, that is a mistake of who typed the name."""
+    """Note after the body that it has written ``path``; an OSError becomes a usage error."""
     try:
         yield
     except OSError as problem:
@@ -186,7 +186,7 @@ def written(path: Path) -> Iterator[None]:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """The first ``limit`` + 1 bytes, which tell that there are too many, of ``path`` or (``-``) of standard input."""
+    """Up to ``limit`` + 1 bytes of ``path`` or (``-``) of standard input; more than ``limit`` means it is too large."""
     name = source_name(path)
     try:
         if str(path) != "-":
@@ -200,7 +200,7 @@ def read_file(path: Path, limit: int) -> bytes:
 
 
 def source_name(path: Path) -> str:
-    """What messages call the input ``path``: the path as given, "standard input" for ``-``."""
+    """The name of input ``path`` in messages: the path itself, or "standard input" for ``-``."""
     return "standard input" if str(path) == "-" else str(path)
 
 
@@ -209,41 +209,41 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 class Progress:
-    """A bar on stderr that says ``what`` is under way, on a terminal only, once the work has taken two seconds."""
+    """A progress bar of ``task`` on stderr, on a terminal only, after :data:`PROGRESS_AFTER_S`."""
 
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what = what
+    def __init__(self, task: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = task
         self._clock = clock
         self._began = clock()
         self._bar: Any = None
         self._task: Any = None
 
     def __call__(self, done: int, total: int) -> None:
-        """``done`` of ``total`` steps are done."""
+        """Report that ``done`` of ``total`` steps are done."""
         self._show(total)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
 
-    def tell(self, what: str) -> None:
-        """``what`` is under way, nobody knows how long."""
+    def tell(self, task: str) -> None:
+        """Report ``task``, of unknown length."""
         self._show(None)
         if self._bar is not None:
-            self._bar.update(self._task, description=what)
+            self._bar.update(self._task, description=task)
 
     def _show(self, total: int | None) -> None:
-        """Make the bar, if it is time."""
+        """Start the bar, if it is time."""
         if self._bar is None and _is_terminal(sys.stderr) and self._clock() - self._began >= PROGRESS_AFTER_S:
-            # Imported when a bar is wanted: rich takes longer to load than most plans to make.
+            # Imported only for a bar: loading rich takes longer than most plans.
             from rich.console import Console
             from rich.progress import Progress as Bar
 
             self._bar = Bar(console=Console(stderr=True), transient=True, redirect_stdout=False)
-            self._task = self._bar.add_task(self._what, total=total)
+            self._task = self._bar.add_task(self._name, total=total)
             self._bar.start()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the bar away while something is printed to the same terminal."""
+        """Remove the bar while the body prints to the same terminal."""
         if self._bar is None:
             yield
             return
@@ -255,7 +255,7 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""``blink doctor``: what is wrong with this machine, or in files."""
+"""``blink doctor``: diagnose this machine, or the files of a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blinkccl.cli.exits import CHECK_FAILED
 if TYPE_CHECKING:
     from blinkccl.apps.doctor.evidence import Case, Evidence
 
-#: Of a report where there is no terminal: it goes into tickets and logs, where nobody scrolls to the right.
+#: Width of a report without a terminal: it goes into tickets and logs, where long lines are cut or need scrolling.
 PIPED_WIDTH = 120
 
 HELP = """
@@ -26,29 +26,30 @@ Examples:
   blink doctor run.log                           nccl-tests output, NCCL_DEBUG=INFO lines, PyTorch's watchdog
   blink doctor run.log node7.xml                 several files of one run together
   blink doctor run.log --topo dgx-1v --gpus 1,4,5,6
-  blink doctor ras.json                          which rank does a hanging job wait for?
-  blink doctor node7.json                        what blink topo --gather wrote elsewhere
+  blink doctor ras.json                          the rank that a hanging job waits for
+  blink doctor node7.json                        a file of blink topo --gather, from another machine
 
-Say what could be, what is, why, and one line to try.
+For each problem, print expected against measured, the cause, and one command to try.
 
 \b
-Read, by content: nccl-tests (text, -J), NCCL_DEBUG=INFO lines, NCCL_TOPO_DUMP_FILE and NCCL_GRAPH_DUMP_FILE,
+Formats, known by content: nccl-tests (text, -J), NCCL_DEBUG=INFO lines, NCCL_TOPO_DUMP_FILE, NCCL_GRAPH_DUMP_FILE,
 nvidia-smi topo -m and nvlink -s, lspci -vvv, ncclras (text, JSON), NCCL Inspector, PyTorch's flight recorder
 and watchdog, blink topo --gather and --json, blink bench --json, blink dump --json, a file with a line per cable.
 
-Exit code 1: something is wrong; 0: nothing that was found.
+Exit code 1: a problem was found; 0: none was found.
 """
 
 
 def doctor(
     files: Annotated[
-        list[Path] | None, Argument(metavar="[FILE]...", help="Files, or folders of them; - is standard input.")
+        list[Path] | None,
+        Argument(metavar="[FILE]...", help="Files, or folders of them; - reads stdin. Default: this machine."),
     ] = None,
-    topo: Annotated[str | None, Option("--topo", metavar="SPEC", help="The machine, where no file says it.")] = None,
+    topo: Annotated[str | None, Option("--topo", metavar="SPEC", help="The machine, if no file describes it.")] = None,
     gpus: arguments.Gpus = None,
-    ranks: Annotated[int | None, Option("--ranks", "-g", min=1, help="How many CPU ranks are to run here.")] = None,
+    ranks: Annotated[int | None, Option("--ranks", "-g", min=1, help="Number of CPU ranks to run here.")] = None,
     measure: Annotated[
-        bool, Option("--measure", help="On CPUs: also run an AllReduce between -g processes (2), for a second or two.")
+        bool, Option("--measure", help="On CPUs: also time an AllReduce between -g processes (2); a second or two.")
     ] = False,
     json: arguments.Json = False,
 ) -> None:
@@ -93,7 +94,7 @@ def _here(ranks: int | None, measure: bool) -> Case:
 
 
 def _measured(ranks: int) -> list[Evidence]:
-    """What ``blink bench`` says of these processors, in a process of its own."""
+    """The result of ``blink bench`` on these processors, in a process of its own; [] after a note if it fails."""
     import json
     import subprocess
     import sys
@@ -109,7 +110,7 @@ def _measured(ranks: int) -> list[Evidence]:
 
 
 def _choose(case: Case, topo: str | None, gpus: str | None) -> None:
-    """Turns ``--gpus`` into vertices of the machine that was read."""
+    """Turn ``--gpus`` into vertices of the machine that was read."""
     if gpus is None:
         return
     from blinkccl.apps.doctor.evidence import MachineRead
@@ -117,5 +118,5 @@ def _choose(case: Case, topo: str | None, gpus: str | None) -> None:
 
     machines = case.of(MachineRead)
     if not machines:
-        raise typer.BadParameter("--gpus names GPUs of a machine, and no file says which: give --topo too")
+        raise typer.BadParameter("--gpus needs a machine, and no file describes one: give --topo SPEC too")
     case.gpus = parse_gpus(gpus, machines[-1].topology)

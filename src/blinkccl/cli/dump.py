@@ -1,4 +1,4 @@
-"""``blink dump``: what a live job waits for."""
+"""``blink dump``: the calls that a live job waits for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ HELP = """
 Examples:
 
 \b
-  blink dump 4711                any process of the job will do
+  blink dump 4711                any process of the job
   blink dump 4711 --json
 
-Look into the shared memory of a job that runs on this host: for each group, which call every rank is in,
-what it waits for, from whom and since when, which line of Python it is at, and who keeps everybody waiting.
-The job does not notice.
+Read the shared memory of a running job on this host. For each group, print the call of every rank, the data and
+the peer that it waits for, since when, its line of Python, and the rank that blocks all others. The job is not
+disturbed.
 
-Exit code 2: there is no such process, it is another user's, or it is in no group.
+Exit code 2: no such process, another user's process, or a process in no group.
 """
 
 

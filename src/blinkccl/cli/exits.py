@@ -1,4 +1,4 @@
-"""Exit codes: what each of our errors means to a shell, in one total table (docs/interfaces.md)."""
+"""Exit codes of all errors, in one total table (docs/interfaces.md)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TIMEOUT = 4
 
 
 class HardwareError(errors.BlinkError):
-    """This machine has no driver or device that works; the message says which, and what to do."""
+    """A driver or device of this machine is missing or fails; the message names it, and the remedy."""
 
 
-#: The most specific class decides. A mistake of ours is a failed check: an exact re-check refused a result.
+#: The most specific class decides. InternalError is a failed check: an exact re-check refused a result.
 EXIT_CODES: dict[type[errors.BlinkError], int] = {
     errors.BlinkError: CHECK_FAILED,
     errors.UsageError: USAGE,
@@ -38,5 +38,5 @@ EXIT_CODES: dict[type[errors.BlinkError], int] = {
 
 
 def exit_code(error: errors.BlinkError) -> int:
-    """The exit code of ``error``: that of its nearest class in :data:`EXIT_CODES`."""
+    """The exit code of the nearest class of ``error`` in :data:`EXIT_CODES`."""
     return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)

@@ -1,4 +1,4 @@
-"""``blink explain``: what will run, and why."""
+"""``blink explain``: the algorithm that runs a call, and the reasons."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Examples:
   blink explain allgather --size 256M --topo node7.xml --json
   blink explain allreduce --size 1M -g 4              between processes of this host
 
-Say what a call of that size will run, and why: what libblink.so does with it, which algorithm is the
-fastest and by how much, what NCCL would do, what the bound is, and what the time goes into. Where blink tune
-has measured GPUs of such a machine its times count, and it says so.
+Explain one call of this size: the choice of libblink.so, the fastest algorithm and its lead, NCCL's time, the
+bound, and the parts of the time. If blink tune has measured GPUs of such a machine, its times are used, and the
+report says so.
 """
 
 
 def explain(
     name: arguments.CollectiveName,
-    size: Annotated[str, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it.")],
+    size: Annotated[str, Option("--size", "-s", metavar="SIZE", help="Bytes as nccl-tests counts them, such as 64M.")],
     behind: arguments.SpecBehind = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
@@ -39,13 +39,13 @@ def explain(
     relays: arguments.Relays = False,
     processes: Annotated[
         int | None,
-        Option("-g", "--ranks", metavar="N", min=2, max=250, help="N processes on this host's CPUs."),
+        Option("-g", "--ranks", metavar="N", min=2, max=250, help="Explain a call between N processes on this host."),
     ] = None,
     measured: Annotated[
         Path | None,
-        Option("--measured", metavar="FILE", help="Times that blink tune or blink lab -o measured on this machine."),
+        Option("--measured", metavar="FILE", help="Use times that blink tune or blink lab -o measured."),
     ] = None,
-    why: Annotated[bool, Option("--why", help="Say why other algorithms serve no such job.")] = False,
+    why: Annotated[bool, Option("--why", help="Also list the algorithms that cannot serve the job, and why.")] = False,
     json: arguments.Json = False,
 ) -> None:
     """Explain one call."""
@@ -59,7 +59,7 @@ def explain(
     spec = arguments.one_spec(behind, spec)
     used = arguments.typed(topo=spec, gpus=gpus, links=links, relays=relays, measured=measured)
     if processes is not None and used:
-        raise UsageError(f"-g is for processes of this host, {used[0]} for GPUs: leave one out")
+        raise UsageError(f"-g is for processes on this host's CPUs, {used[0]} for GPUs: leave one out")
     if processes is not None or (spec is None and not arguments.has_gpus(arguments.this_machine())):
         _on_cpus(arguments.collective(name, range(processes or 2), root), size_bytes, json)
         return
@@ -67,19 +67,19 @@ def explain(
     table = arguments.measured(measured, request.topology, here=True)
     with console.Progress("planning") as progress:
         progress(0, 1)
-        found = advice.explain(request, size_bytes, Conditions(calibration_for(request.topology)), table)
+        explanation = advice.explain(request, size_bytes, Conditions(calibration_for(request.topology)), table)
         progress(1, 1)
     if json:
-        console.emit_json(explain_document(found))
+        console.emit_json(explain_document(explanation))
     else:
-        console.emit_sentences(explain_text(found, why))
+        console.emit_sentences(explain_text(explanation, why))
 
 
 def _on_cpus(collective: Collective, size_bytes: int, json: bool) -> None:
     from blinkccl.show.explain import explain_host
 
-    found = explain_host(collective, size_bytes)
+    explanation = explain_host(collective, size_bytes)
     if json:
-        console.emit_json(found.document())
+        console.emit_json(explanation.document())
     else:
-        console.emit_sentences(found.text())
+        console.emit_sentences(explanation.text())

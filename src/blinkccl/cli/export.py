@@ -22,37 +22,41 @@ Examples:
 
 \b
   blink plan allreduce --topo dgx-1v --gpus 1,4,5,6 -o plan.json
-  blink export plan.json --to cuda                 the code that GPUs would run, to read
+  blink export plan.json --to cuda                 the code that GPUs would run
   blink export plan.json --to cuda -o plan.cu
   blink export rings.json --to nccl-graph -o x.xml
-  blink export plan.json --to mscclpp -o ag.json   an execution plan for MSCCL++; --in-place for such calls
-  blink export plan.json --to mscclpp --chunks 16  the same in at most 16 chunks per block
+  blink export plan.json --to mscclpp -o ag.json   an execution plan for MSCCL++; --in-place for in-place calls
+  blink export plan.json --to mscclpp --chunks 16  the same, with weights rounded to 16 chunks per block
   blink export plan.json --to goal -s 64M          a schedule for LogGOPSim and ATLAHS
   blink export plan.json --to chakra -s 64M -o ar  traces for ASTRA-sim: ar.0.et, ar.1.et, …
-  blink export --to nccl-graph --topo dgx-1v --gpus 0-5     the best rings for NCCL there, without a plan
-  blink export --to mscclpp --topo dgx-h100 --in-place      an AllReduce that the NVSwitch adds up (NVLS)
+  blink export --to nccl-graph --topo dgx-1v --gpus 0-5     the best rings for NCCL on these GPUs, without a plan
+  blink export --to mscclpp --topo dgx-h100 --in-place      an AllReduce reduced in the NVSwitch (NVLS)
   blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
 
-Check the plan and its program as blink check does, and write the program in another format.
+Check the plan and its program like blink check, and write the program in another format.
 
 \b
 Formats:
-  cuda    CUDA C++ for nvcc, NVRTC, or any C++17 compiler: per rank and lane one loop, per protocol one kernel
-  nccl-graph  NCCL_GRAPH_FILE: NCCL runs the plan's rings (--algo ring), or the best ones, with its own kernels. One
-              server, GPUs 0 to 9
-  mscclpp     MSCCL++ JSON, an execution plan; without a plan AllReduce in a switch that combines (Hopper and later).
-              Chunks as many as the weights need, or --chunks; read back and proved before it is written
-  goal        GOAL, for LogGOPSim, ATLAHS and htsim: messages and reductions of one size (-s), and what waits for what
-  chakra      Chakra execution traces of the same, for ASTRA-sim (…-implementation-custom): per rank a file, -o PREFIX
+  cuda        CUDA C++ for nvcc, NVRTC, or any C++17 compiler: one loop per rank and lane, one kernel per protocol
+  nccl-graph  NCCL_GRAPH_FILE: NCCL's kernels run the rings of the plan (--algo ring), or the best rings. One server,
+              GPUs 0 to 9
+  mscclpp     MSCCL++ execution plan (JSON); without a plan, AllReduce reduced in the switch (Hopper and later).
+              Chunks: as many as the weights need, or --chunks. The file is read back and proved before it is written
+  goal        GOAL, for LogGOPSim, ATLAHS and htsim: messages and reductions of one size (-s), and their dependencies
+  chakra      Chakra execution traces of one size, for ASTRA-sim (…-implementation-custom): a file per rank, -o PREFIX
 
-Exit code 1: the plan is false or its program invalid; blink check says where. 2: it is no plan, or the format cannot
-say what it does.
+Exit code 1: the plan is false or its program invalid; blink check lists the faults. 2: the file is no plan, or the
+format cannot express it.
 """
 
 
 PlanOrNot = Annotated[
     Path | None,
-    Argument(metavar="[PLAN]", help="What blink plan -o wrote; - reads stdin. Left out: the best rings."),
+    Argument(
+        metavar="[PLAN]",
+        help="File written by blink plan -o; - reads stdin. Default: nccl-graph: the best rings; "
+        "mscclpp: AllReduce in the switch.",
+    ),
 ]
 
 
@@ -64,7 +68,8 @@ def export(
         Option(
             "--topo",
             metavar="SPEC",
-            help="The plan's machine: where the plan brings no topology, and for what NCCL finds on all of its links.",
+            help="The plan's machine: needed if the plan's file has no topology, and to compare with NCCL's own rings "
+            "on all links.",
         ),
     ] = None,
     gpus: Annotated[str | None, Option("--gpus", metavar="IDS", help="Without a plan: GPUs of the job.")] = None,
@@ -76,14 +81,15 @@ def export(
         Option("--chunks", metavar="N", help="mscclpp: round the weights to N chunks per block of data."),
     ] = None,
     size: Annotated[
-        str | None, Option("--size", "-s", metavar="SIZE", help="goal, chakra: S as nccl-tests counts it, such as 64M.")
+        str | None,
+        Option("--size", "-s", metavar="SIZE", help="goal, chakra: bytes as nccl-tests counts, such as 64M."),
     ] = None,
     chunk: Annotated[
         str | None,
         Option(
             "--chunk",
             metavar="SIZE",
-            help="goal, chakra: bytes of a message; default: by the simulator's pipeline model.",
+            help="goal, chakra: bytes per message; default: chosen by the simulator's pipeline model.",
         ),
     ] = None,
     json: arguments.Json = False,
@@ -98,11 +104,11 @@ def export(
     from blinkccl.schedule.text import program_hash
 
     if not to:
-        raise typer.BadParameter(f"give --to FORMAT: {', '.join(FORMATS)}")
+        raise typer.BadParameter(f"--to is missing: give one of {', '.join(FORMATS)}")
     refuse_removed(f"export --to {to}")
     row = format_of(to)
     if row.per_rank and output is None and not json:
-        raise UsageError(f"{to} is a file of bytes per rank: give -o PREFIX, or --json")
+        raise UsageError(f"--to {to} writes one binary file per rank: give -o PREFIX, or --json")
     if output is not None:
         console.check_writable(output.with_name(f"{output.name}.0.et") if row.per_rank else output)
     choices = Choices(in_place, chunks, _bytes("-s", size), _bytes("--chunk", chunk))
@@ -111,22 +117,22 @@ def export(
         _write(packed(*arguments.load(spec, gpus), to, choices), {"format": to}, json, output)
         return
     if gpus is not None:
-        raise UsageError(f"--gpus {gpus}: a plan brings its own ranks")
-    source, found = arguments.audited(path, spec)
-    if not found.ok or found.program is None:
-        false = found.all_faults
+        raise UsageError(f"--gpus {gpus}: the plan has its own ranks; leave --gpus out")
+    source, checked = arguments.audited(path, spec)
+    if not checked.ok or checked.program is None:
+        faults = checked.all_faults
         console.error(
-            f"{source} is not exported: {len(false)} of its statements or steps are wrong, the "
-            f"first: {false[0]}; blink check lists them"
+            f"{source} is not exported: {len(faults)} of its statements or steps are wrong, the "
+            f"first: {faults[0]}; blink check lists them"
         )
         raise typer.Exit(CHECK_FAILED)
     machine = None if spec is None else arguments.load(spec)[0]
-    files = exported(found.program, found.forest, to, choices, machine)
+    files = exported(checked.program, checked.forest, to, choices, machine)
     about = {
         "format": to,
-        "collective": found.program.collective.name,
-        "ranks": list(found.program.ranks),
-        "program": program_hash(found.program),
+        "collective": checked.program.collective.name,
+        "ranks": list(checked.program.ranks),
+        "program": program_hash(checked.program),
     }
     _write(files, about, json, output)
 
@@ -134,10 +140,10 @@ def export(
 def _bytes(option: str, text: str | None) -> int | None:
     from blinkccl.cost.simulate.run import parse_size
 
-    found = None if text is None else parse_size(option, text)
-    if found == 0:
+    size_bytes = None if text is None else parse_size(option, text)
+    if size_bytes == 0:
         raise UsageError(f"{option} {text}: expected at least one byte")
-    return found
+    return size_bytes
 
 
 def _write(files: Sequence[File], about: dict[str, Any], json: bool, output: Path | None) -> None:
@@ -159,7 +165,7 @@ def _write(files: Sequence[File], about: dict[str, Any], json: bool, output: Pat
 
 
 def _paths(output: Path, files: Sequence[File]) -> list[Path]:
-    """Files of ranks begin with what was typed; of others the first has that name, and the rest stand beside it."""
+    """PREFIX plus the rank for files per rank; else FILE for the first, and its directory for the others."""
     if files[0].data is not None:
         return [output.with_name(f"{output.name}.{file.name.partition('.')[2]}") for file in files]
     return [output, *(output.with_name(file.name) for file in files[1:])]

@@ -1,4 +1,4 @@
-"""``blink lab``: plans on links that are really links, between namespaces of this machine."""
+"""``blink lab``: run plans on emulated links, between network namespaces of this machine."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Examples:
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6                  all algorithms at 16 MB
   blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 32M --plot lab.svg
   blink lab allreduce --topo dgx-2 --gpus 0-3 --lane 50 --json
-  blink lab allreduce --topo dgx-1v --fail cut:0-3                  a link is cut: who says so, and what then?
+  blink lab allreduce --topo dgx-1v --fail cut:0-3                  cut a link, and go on with a plan for the rest
   blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 16M -o table.json
   blink lab sendrecv --topo mist --gpus 0,1 --algo multi_path,one_hop -b 64K -e 32M
 
-Build the machine from network namespaces, a shaped pair of devices per link, and run plans on it.
+Emulate the machine with network namespaces and one rate-limited pair of devices per link, and run plans on it.
 
-Every vertex is a namespace, with a process where data is stored; switches forward. Links keep their ratios.
-All candidates run in turns on the same links, each result is checked, times are medians. -o writes them
-down, for blink explain --measured. Needs root, ip and tc; what it builds has no name and ends with this
-process, however that ends.
+Every vertex is a namespace, with a process if it stores data; switches forward. The links keep their ratios.
+All candidates run in turns on the same links. Every result is checked, and times are medians. -o writes them to a
+table for blink explain --measured. Needs root, ip and tc. The namespaces are unnamed, so they end with this
+process, even if it is killed.
 """
 
 
@@ -43,8 +43,8 @@ Candidates = Annotated[
     Option(
         "--algo",
         metavar="NAMES",
-        help="Algorithms, as optimal,ring or optimal@fast,hybrid@all; gloo_links, gloo_ranks, openmpi: theirs; "
-        "path:0-4-1: a message on one path. all: optimal,blink,ring,one_ring.",
+        help="Algorithms: optimal,ring or with links optimal@fast,hybrid@all; gloo_links, gloo_ranks, openmpi: those "
+        "libraries; path:0-4-1: a message on one path; all: optimal,blink,ring,one_ring.",
     ),
 ]
 Fault = Annotated[
@@ -52,21 +52,21 @@ Fault = Annotated[
     Option(
         "--fail",
         metavar="FAULT",
-        help="Let a link (cut:0-3, slow:0-3, lossy:0-3) or a host (kill:5) fail in the middle of the first "
-        "algorithm, and go on with the plan for the rest.",
+        help="Make a link (cut:0-3, slow:0-3, lossy:0-3) or a host (kill:5) fail while the first algorithm runs, and "
+        "continue with a plan for the rest.",
     ),
 ]
 Begin = Annotated[str, Option("-b", "--minbytes", "--size", metavar="SIZE", help="Smallest size.")]
 End = Annotated[
     str | None,
-    Option("-e", "--maxbytes", metavar="SIZE", help="Largest size, each twice the one before; default: the smallest."),
+    Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; sizes double. Default: the smallest."),
 ]
 Lane = Annotated[
     float | None,
-    Option("--lane", metavar="MBIT/S", help="Rate of one lane of the machine; default: what the processors hold."),
+    Option("--lane", metavar="MBIT/S", help="Emulated rate of one lane; default: as fast as the processors allow."),
 ]
-Rounds = Annotated[int, Option("-n", "--rounds", metavar="N", min=1, max=1000, help="Runs of each.")]
-#: Seconds for one run.
+Rounds = Annotated[int, Option("-n", "--rounds", metavar="N", min=1, max=1000, help="Runs per algorithm and size.")]
+#: Timeout of one run, in seconds.
 DEADLINE_S = 60.0
 PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw measured beside predicted (svg).")]
 
@@ -91,20 +91,20 @@ def lab(
             "-o",
             "--output",
             metavar="FILE",
-            help="Write what was measured into a table of this machine: what each algorithm took at which size; of "
-            "multi_path, which paths a message takes, for blink sim --paths and no GPUs.",
+            help="Write the times of each algorithm and size to a table of this machine; for multi_path, the paths of "
+            "a message, for blink sim --paths alone.",
         ),
     ] = None,
     json: arguments.Json = False,
 ) -> None:
-    """Build, run, print; exit with 1 if a result was wrong."""
+    """Build, run, print; exit with 1 if a result is wrong."""
     from blinkccl.bench.sizes import sweep
 
     sizes = sweep(begin, end).sizes()
     if lane is not None and not 0 < lane < math.inf:
-        raise UsageError(f"--lane must be a positive number, got {lane}")
+        raise UsageError(f"--lane {lane}: expected a positive number of Mbit/s")
     if output is not None and fail is not None:
-        raise UsageError("-o writes what was measured, and --fail measures nothing: leave one out")
+        raise UsageError("-o writes measured times, and --fail measures none: leave one out")
     console.check_files(output, plot=plot)
     _check_machine()
     from blinkccl.apps.lab import experiment
@@ -131,7 +131,7 @@ def _compare(
     plot: Path | None,
     json: bool,
 ) -> tuple[Field, list[list[Measured]]]:
-    """Measure all candidates, and report; exit with 1 if a result was wrong. The field as it was measured, and how."""
+    """Measure all candidates, and print them; exit with 1 if a result is wrong. The candidates as run, and times."""
     from blinkccl.apps.lab import experiment, output
     from blinkccl.show.text import fit
 
@@ -143,22 +143,22 @@ def _compare(
         console.emit_json(output.document(field, layout, rows))
     else:
         width = console.width()
-        told = output.ratio_text(rows) + output.absent_text(field)
+        notes = output.ratio_text(rows) + output.absent_text(field)
         table = output.table_text(rows, console.paint(), width)
-        console.emit(fit(output.head_text(field, layout), width) + f"\n{table}\n" + fit(told, width))
+        console.emit(fit(output.head_text(field, layout), width) + f"\n{table}\n" + fit(notes, width))
     if plot is not None:
         from blinkccl.show.charts import chart_file
 
         console.write_file(plot, chart_file(output.picture(field, rows)))
     wrong = sum(one.wrong for row in rows for one in row)
     if wrong:
-        console.error(f"{wrong} elements were wrong: see #wrong")
+        console.error(f"{wrong} elements were wrong: see column #wrong")
         raise typer.Exit(CHECK_FAILED)
     return field, rows
 
 
 def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: Sequence[int]) -> None:
-    """Puts what was measured into the table in ``path``: beside what the same laboratory measured before."""
+    """Add the measured times to the table in ``path``; a table of another machine or --lane is replaced."""
     from blinkccl.apps.lab.output import measured_cell
     from blinkccl.bench.tune import ranges
     from blinkccl.private_files import write_or_replace
@@ -167,12 +167,12 @@ def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: 
 
     topology, slower = field.request.topology, round(field.slower, 3)
     by = f"a laboratory, links {slower:g} times slower"
-    there = arguments.measured(path, topology) if path.is_file() and path.stat().st_size else None
+    old = arguments.measured(path, topology) if path.is_file() and path.stat().st_size else None
     table = measured.MeasuredTable(machine_key(topology), topology.name, measured.LABORATORY, by, slower)
-    if there is not None and there.same_source(table):
-        table = there
-    elif there is not None:
-        console.note(f"{path} has times of {there.by}, these are of {by} (see --lane): they take their place")
+    if old is not None and old.same_source(table):
+        table = old
+    elif old is not None:
+        console.note(f"{path}: times of {old.by} are replaced by times of {by}; the same --lane would keep both")
     for row, at in zip(rows, ranges(sizes), strict=True):
         table = table.with_cell(measured_cell(row, field.request.ranks, at))
     with console.written(path):
@@ -180,7 +180,7 @@ def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: 
 
 
 def _fail(request: Request, name: str, lane: float | None, text: str, size: int, rounds: int, json: bool) -> None:
-    """A job before, during and after a fault; exit with 1 if something was wrong afterwards."""
+    """Run a job before, during and after a fault; exit with 1 if a result after it is wrong."""
     from blinkccl.apps.lab import experiment, faults, output
 
     fault = faults.Fault.parse(text)
@@ -200,9 +200,9 @@ def _fail(request: Request, name: str, lane: float | None, text: str, size: int,
 
 
 def _check_machine() -> None:
-    """Refuse before any work where no laboratory can be built."""
+    """Refuse, before any work, a machine on which links cannot be emulated."""
     from blinkccl.apps.lab.namespaces import lacking
 
     reason = lacking()
     if reason is not None:
-        raise HardwareError(f"there can be no laboratory here: {reason}")
+        raise HardwareError(f"links cannot be emulated here: {reason}")

@@ -1,4 +1,4 @@
-"""``blink --man``: the manual page, made of the help that the verbs print."""
+"""``blink --man``: the manual page, generated from the help of the verbs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ESCAPES = str.maketrans({"\\": r"\e", "-": r"\-", "'": r"\(aq"})
 
 
 def manual(root: Any) -> str:
-    """The page in roff (man(7)) of a program's commands, as click has them. Same version, same bytes."""
+    """The page of a click program's commands, in roff (man(7)). Same version, same bytes."""
     lines = [f'.TH BLINK 1 "" "blink {version("blink-ccl")}" "Blink"', ".SH NAME"]
-    lines += [r"blink \- collective communication planned from the links a job really has", ".SH SYNOPSIS"]
+    lines += [r"blink \- collective communication planned from the links that a job really has", ".SH SYNOPSIS"]
     lines += [r".B blink", ".I VERB", "[OPTIONS] [ARGUMENTS]", ".SH DESCRIPTION", *_paragraphs(root.help)]
     for name, command in root.commands.items():
         lines += [f".SH {_text(f'blink {name}').upper()}", _text(command.short_help), *_paragraphs(command.help)]
@@ -28,18 +28,18 @@ def _context(command: Any, name: str) -> Any:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """A help text: what stands behind a \\b, or is indented, keeps its lines."""
+    """A help text in roff; paragraphs behind a \\b, and indented ones, keep their lines."""
     for part in re.split(r"\n\s*\n", text.strip("\n")):
-        kept = part.lstrip().startswith("\b") or part.startswith("  ")
+        verbatim = part.lstrip().startswith("\b") or part.startswith("  ")
         body = [line for line in part.replace("\b", "").splitlines() if line.strip()]
         yield ".PP"
-        if kept:
+        if verbatim:
             yield from (".nf", *(_text(line) for line in body), ".fi")
         else:
             yield _text(" ".join(line.strip() for line in body))
 
 
 def _text(text: str) -> str:
-    """Text for roff; a line that begins with a full stop or a quote would be a request."""
+    """Text escaped for roff; a line that begins with a full stop or a quote would be a request."""
     escaped = text.translate(_ESCAPES)
     return rf"\&{escaped}" if escaped.startswith((".", r"\(aq")) else escaped

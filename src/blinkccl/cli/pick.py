@@ -1,4 +1,4 @@
-"""``blink pick``: which GPUs to ask for."""
+"""``blink pick``: rank sets of free GPUs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Examples:
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7
   blink pick -k 4 --topo node7.txt --collective allgather --json
 
-Rank all sets of K of the free GPUs: first by the rate of the optimal plan, then by what the best set of
-those left over would still reach. A set without fast links between all its GPUs is judged on PCIe. All
-rates are nominal; NCCL 2.4, of 2019, is the baseline of Blink's paper.
+Rank all sets of K free GPUs by the rate of their optimal plan; at equal rates, by the rate that the best set of the
+remaining GPUs would reach. A set that fast links do not connect is ranked on PCIe. All rates are nominal.
+NCCL 2.4, of 2019, is the baseline of Blink's paper.
 """
 
 
 def pick(
-    size: Annotated[int, Option("-k", "--count", metavar="K", help="How many GPUs the job needs.")],
+    size: Annotated[int, Option("-k", "--count", metavar="K", help="Number of GPUs that the job needs.")],
     spec: arguments.Spec = None,
-    free: Annotated[str | None, Option("--free", metavar="IDS", help="GPUs that are free; default: all.")] = None,
-    name: Annotated[str, Option("--collective", metavar="NAME", help="What the job does most.")] = "allreduce",
+    free: Annotated[str | None, Option("--free", metavar="IDS", help="Free GPUs; default: all.")] = None,
+    name: Annotated[str, Option("--collective", metavar="NAME", help="The job's main collective.")] = "allreduce",
     links: arguments.Links = None,
-    top: Annotated[int, Option("--top", metavar="N", min=1, help="How many of the best sets to show.")] = 5,
+    top: Annotated[int, Option("--top", metavar="N", min=1, help="Number of sets to show.")] = 5,
     json: arguments.Json = False,
 ) -> None:
     """Rank the sets and print the best and the worst."""

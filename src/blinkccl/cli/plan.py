@@ -27,18 +27,18 @@ Examples:
   blink plan broadcast --topo dgx-1v --max-trees 2 -o plan.json
   blink plan allgather --topo "2x dgx-a100 @ 200Gbps" --json
   blink plan sendrecv --topo dgx-1v --gpus 0,7 --relays
-  blink plan allreduce --topo dgx-1v --without 0-3            what is left when a link fails
-  blink plan allreduce --topo dgx-1v --without 5              or a GPU
+  blink plan allreduce --topo dgx-1v --without 0-3            without a failed link
+  blink plan allreduce --topo dgx-1v --without 5              without a failed GPU
   blink plan allreduce --topo dgx-1p --gpus 0-3 --size 64M    the fastest algorithm at that size
   blink plan allgather --topo "16x dgx-a100" --objective exact --timeout 30
-  blink plan allreduce --topo dgx-1v --deterministic order    the same bits at every size, and what that costs
-  blink plan allreduce --topo "4x hgx-h100" --algo in_switch  switches add up and multicast (SHARP)
+  blink plan allreduce --topo dgx-1v --deterministic order    bitwise equal sums at every size, and their cost
+  blink plan allreduce --topo "4x hgx-h100" --algo in_switch  in-network reduction and multicast (SHARP)
 
-Pack spanning trees into the links until a bottleneck is full, and prove that nothing is faster.
+Pack spanning trees into the links until a bottleneck is full, and prove that no trees are faster.
 
-Prints the trees, the rate, the bound and its certificate, the load of every link, and what NCCL gets: today's
-at --size (64M), and that of 2019, with which Blink's paper compares. With --size, auto is the algorithm that
-blink sim finds fastest, and the runner-up is named with its time.
+Prints the trees, the rate, the bound and its certificate, the load of every link, and NCCL's rate: that of today's
+NCCL at --size (64M), and that of NCCL in 2019, the baseline of Blink's paper. With --size, auto is the algorithm that
+blink sim finds fastest, and the next one is named with its time.
 """
 
 
@@ -63,33 +63,35 @@ def plan(
         str,
         Option(
             "--objective",
-            metavar="WHAT",
-            help="shallow: a hundredth of the rate at most for fewer hops and short weights. exact: all of the rate. "
-            "least-depth: the fewest hops found for a hundredth. fewest-trees: the fewest found at the optimal rate.",
+            metavar="NAME",
+            help="shallow: give up at most 1 % of the rate for fewer hops and small denominators. exact: the full "
+            "rate. least-depth: the fewest hops found, for at most 1 %. fewest-trees: the fewest trees found at the "
+            "optimal rate.",
         ),
     ] = "shallow",
     max_trees: Annotated[
         int | None,
-        Option("--max-trees", metavar="N", min=1, help="At most N trees for each block, whatever that costs."),
+        Option("--max-trees", metavar="N", min=1, help="At most N trees per block, at any cost in rate."),
     ] = None,
     deterministic: Annotated[
         str | None,
         Option(
-            "--deterministic", metavar="order", help="Every element summed in one order, whatever the size; its price."
+            "--deterministic", metavar="order", help="Sum every element in one order at every size; print the cost."
         ),
     ] = None,
     size: Annotated[
-        str | None, Option("--size", "-s", metavar="SIZE", help="auto: the fastest at S, as nccl-tests counts it.")
+        str | None,
+        Option("--size", "-s", metavar="SIZE", help="auto: the fastest algorithm at this size, such as 64M."),
     ] = None,
     timeout_s: Annotated[
-        float | None, Option("--timeout", metavar="SECONDS", help="End with code 4 where planning takes longer.")
+        float | None, Option("--timeout", metavar="SECONDS", help="Exit with code 4 if planning takes longer.")
     ] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
     """Plan, print as text or JSON, and write the plan to a file."""
     if size is not None and algo != "auto":
-        raise UsageError(f"--size is for --algo auto, which chooses by it, got --algo {algo}: leave one out")
+        raise UsageError(f"--size is for --algo auto, got --algo {algo}: leave one out")
     spec = arguments.one_spec(behind, spec)
     if output is not None:
         _check_output(output)
@@ -98,31 +100,31 @@ def plan(
     from blinkccl.trees.forest.document import dumps, to_document
     from blinkccl.trees.packing.solver import loading_seconds
 
-    wanted = replace(
+    request = replace(
         arguments.request(name, spec, gpus, root, links, relays, without),
         objective=objective,
         max_trees=max_trees,
         deterministic=deterministic,
     )
     size_bytes = None if size is None else bytes_of(size, "--size")
-    import_module(algorithm(algo).module)  # Loading modules is not planning, nor is loading the solver.
+    import_module(algorithm(algo).module)  # Planning time excludes the loading of modules and of the solver.
     began = time.perf_counter() - loading_seconds()
     with console.Progress("planning") as progress:
-        found = plan_of(wanted, algo, size_bytes, timeout_s, lambda clock: progress.tell(_known(clock, wanted)))
+        planned = plan_of(request, algo, size_bytes, timeout_s, lambda clock: progress.tell(_known(clock, request)))
     seconds = time.perf_counter() - loading_seconds() - began
     if str(output) == "-":
-        console.emit_json(to_document(found.forest))
+        console.emit_json(to_document(planned.forest))
         return
     if output is not None:
-        console.write_file(output, dumps(to_document(found.forest)))
+        console.write_file(output, dumps(to_document(planned.forest)))
     if json:
-        console.emit_json(found.document(seconds))
+        console.emit_json(planned.document(seconds))
     else:
-        console.emit(found.text(console.paint(), console.width(), size_bytes))
+        console.emit(planned.text(console.paint(), console.width(), size_bytes))
 
 
 def _known(clock: Clock, request: Request) -> str:
-    """What a search knows: ``planning: bound 213.3 GB/s, best so far 99.1 %``."""
+    """The state of a search for the progress line: ``planning: bound 213.3 GB/s, best so far 99.1 %``."""
     from blinkccl.show.text import gb_per_s_text
 
     known = []
@@ -134,11 +136,11 @@ def _known(clock: Clock, request: Request) -> str:
 
 
 def _check_output(path: Path) -> None:
-    """Refuse a file that is not to be JSON or could not be written, before any work; ``-`` is standard output."""
+    """Refuse, before any work, a file not named .json or not writable; ``-`` is standard output."""
     if path.suffix not in ("", ".json"):
         raise typer.BadParameter(
             f"-o {path}: a plan is written as JSON; expected a name that ends in .json, or - for standard output "
-            "(blink show makes a picture or a page of it)"
+            "(blink show draws a plan)"
         )
     if str(path) != "-":
         console.check_writable(path)

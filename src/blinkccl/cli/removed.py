@@ -1,13 +1,13 @@
-"""Verbs, options and values that Blink no longer has: one line for each, which names its replacement."""
+"""Removed verbs, options and values, each with a line that names its replacement."""
 
 from __future__ import annotations
 
 from blinkccl.errors import UsageError
 
 _GPUS = "gives sendrecv its ends: from the first GPU to the last"
-#: By what a person types: ``verb``, ``verb --option``, or ``verb --option value``.
+#: Replacements by the typed words: ``verb``, ``verb --option``, or ``verb --option value``.
 REMOVED = {
-    "diff": "blink show A.json -o a.html draws a plan, blink sim A.json times it: compare what they say of both",
+    "diff": "blink show A.json -o a.html draws a plan, blink sim A.json times it: compare both plans",
     "export --to msccl": "blink export --to mscclpp writes an execution plan for MSCCL++",
     "paper": "python -m reproduction, or make claims, in a checkout of the source",
     "plan --src": f"blink plan sendrecv --gpus 0,7 {_GPUS}",
@@ -21,7 +21,7 @@ REMOVED = {
     "plan --threshold": "blink plan --algo blink always takes the paper's 1/20",
     "plan --trade-off": "blink plan --max-trees N and --objective make its rows, blink sim plan.json times one",
     "plan --plot": "blink sim COLLECTIVE --plot FILE draws bandwidth over size",
-    "plan --measured": "blink explain --measured FILE chooses by what was measured",
+    "plan --measured": "blink explain --measured FILE chooses by measured times",
     "plan --sharp": 'blink plan --topo "SPEC @ switches=sharp"',
     "plan --trees": "blink plan --json has all trees",
     "plan --quiet": "blink plan COLLECTIVE -o plan.json; the first lines are the summary",
@@ -34,58 +34,58 @@ REMOVED = {
     "sim --sweep": "blink sim -b 4K -e 1G",
     "sim --stepfactor": "blink sim -b 4K -e 1G has sizes that grow by 4",
     "sim -f": "blink sim -b 4K -e 1G has sizes that grow by 4",
-    "sim --sharing": "blink sim says by itself where links that are shared fairly would change a time",
+    "sim --sharing": "blink sim reports by itself if fair sharing of links changes a time",
     "sim --streams": "blink sim --code copies has a stream for each tree",
     "sim --channels": "blink sim --code copies has one channel for each tree",
     "sim --equal-chunks": "blink sim --code copies --chunk SIZE",
     "sim --skew": "blink sim starts all ranks at once",
-    "sim --budget": "blink sim times several chunks as one where a run is large",
-    "sim --coarser": "blink sim times several chunks as one where a run is large",
+    "sim --budget": "blink sim times several chunks as one in large runs",
+    "sim --coarser": "blink sim times several chunks as one in large runs",
     "sim --bucket": "blink sim --model NAME has DDP's buckets of 25M",
-    "sim --zero3": "blink sim allgather and blink sim reduce_scatter time what ZeRO-3 sends",
-    "sim --mfu": "blink sim --model transformer:... computes at 0.45 of the GPUs' peak",
-    "sim --overlap": "blink sim --model NAME overlaps",
-    "sim --no-overlap": "blink sim --model NAME overlaps; the AllReduce's whole time is in its column",
-    "sim --memories": "blink sim -o FILE crosses one memory at most, as libblink.so does",
+    "sim --zero3": "blink sim allgather and blink sim reduce_scatter time the calls of ZeRO-3",
+    "sim --mfu": "blink sim --model transformer:... computes at 45 % of the GPUs' peak",
+    "sim --overlap": "blink sim --model NAME overlaps computation and communication",
+    "sim --no-overlap": "blink sim --model NAME overlaps; a column has the AllReduce's whole time",
+    "sim --memories": "blink sim -o FILE uses paths through at most one memory, like libblink.so",
     "sim --sharp": 'blink sim --topo "SPEC @ switches=sharp"',
-    "sim --why": "blink sim --algo NAME says why that one serves no such job",
+    "sim --why": "blink sim --algo NAME says why NAME cannot serve a job",
     "bench --src": "blink bench sendrecv goes from the first rank to the last",
     "bench --dst": "blink bench sendrecv goes from the first rank to the last",
     "bench --links": "blink bench COLLECTIVE --topo SPEC plans on the links that join the GPUs",
     "bench --relays": "blink bench COLLECTIVE --topo SPEC plans among its GPUs alone",
     "bench --stepbytes": "blink bench -f FACTOR",
     "bench -i": "blink bench -f FACTOR",
-    "bench --warmup_iters": "blink bench has one run before those of -n",
-    "bench -w": "blink bench has one run before those of -n",
-    "bench --average": "blink bench has the time of the slowest rank",
-    "bench -a": "blink bench has the time of the slowest rank",
+    "bench --warmup_iters": "blink bench has one warmup run before those of -n",
+    "bench -w": "blink bench has one warmup run before those of -n",
+    "bench --average": "blink bench prints the time of the slowest rank",
+    "bench -a": "blink bench prints the time of the slowest rank",
     "bench --check": "blink bench checks every result",
     "bench -c": "blink bench checks every result",
     "bench --percentiles": "blink bench --timeline FILE shows each call",
     "bench -I": "blink bench --timeline FILE shows each call",
     "bench --peer oneccl": "blink bench --peer impi is Intel's other library",
-    "bench --chunk": "blink bench finds the size of a plan's messages by trial",
+    "bench --chunk": "blink bench chooses the size of a plan's messages by trial",
     "bench --engine": "blink bench COLLECTIVE -g N --topo SPEC runs the plan for SPEC between processes",
     "bench --timeout": "blink bench gives each size 60 s",
-    "bench --calibration": "blink sim --timeline FILE --calibration NAME shows what is predicted",
+    "bench --calibration": "blink sim --timeline FILE --calibration NAME shows the predicted timeline",
     "bench --plot": "blink bench --json >FILE has the numbers to draw",
     "bench --json-file": "blink bench --json >FILE",
     "bench -J": "blink bench --json >FILE",
     "tune --openmpi": "blink run --mpi -- mpirun CMD runs Blink's own algorithms under MPI programs",
     "lab --src": f"blink lab sendrecv --gpus 0,7 {_GPUS}",
     "lab --dst": f"blink lab sendrecv --gpus 0,7 {_GPUS}",
-    "lab --without": "blink lab --fail cut:0-3 goes on with the plan for the rest",
-    "lab --without-rank": "blink lab --fail kill:5 goes on with the plan for the rest",
+    "lab --without": "blink lab --fail cut:0-3 continues with a plan for the rest",
+    "lab --without-rank": "blink lab --fail kill:5 continues with a plan for the rest",
     "lab --stepfactor": "blink lab -b 1M -e 32M has sizes that double",
     "lab -f": "blink lab -b 1M -e 32M has sizes that double",
-    "lab --chunk": "blink lab takes chunks by size and depth",
+    "lab --chunk": "blink lab chooses chunks by size and depth",
     "lab --timeout": "blink lab gives each run 60 s",
     "lab --clean": "blink lab leaves nothing behind: the kernel ends its processes with it",
-    "export --to nccl-tuner": "blink export --to nccl-graph writes the rings; NCCL chooses by itself on them",
+    "export --to nccl-tuner": "blink export --to nccl-graph writes the rings; NCCL chooses its algorithm itself",
 }
 
 
 def refuse_removed(typed: str) -> None:
-    """Raise UsageError with the replacement where ``typed`` is a key of :data:`REMOVED`."""
+    """Raise UsageError with the replacement if ``typed`` is a key of :data:`REMOVED`."""
     if typed in REMOVED:
         raise UsageError(f"blink {typed} was removed: {REMOVED[typed]}")

@@ -1,4 +1,4 @@
-"""``blink sim``: how long it would take."""
+"""``blink sim``: predict the time of a collective."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from blinkccl.trees.algorithms.request import Request
     from blinkccl.trees.forest.model import Forest
 
-#: What a sweep takes where -b and -e do not say, and its factor between sizes.
+#: Default sizes of a sweep, and its factor between sizes.
 _BEGIN, _END, _FACTOR = "4K", "1G", 4
-#: GPUs by the architecture that links tell.
+#: GPUs by their architecture, which the links of a topology determine.
 _GPUS = {"pascal": "p100", "volta": "v100", "ampere": "a100", "hopper": "h100"}
-#: From which difference between links that are fifo and fair on people are told.
+#: Least relative difference between fifo and fair sharing of links that is reported.
 _DIFFERS = 0.05
-#: Memories that a path of libblink.so's messages crosses.
+#: Most memories on a path of libblink.so's messages.
 _MOST_MEMORIES = 1
-_NO_TIMELINE = "--timeline: none of these is one plan with a timeline (models, and hybrid's two runs, have none)"
+_NO_TIMELINE = "--timeline: no algorithm here has one (NCCL's models and hybrid have none); add another with --algo"
 
 HELP = """
 Examples:
@@ -40,18 +40,18 @@ Examples:
   blink sim broadcast --topo dgx-1p --code copies                   as in the paper
   blink sim allreduce --topo "2x dgx-a100" --algo optimal,ring --size 1G --timeline t.json
   blink sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet
-  blink sim plan.json --size 64M                                    what blink plan -o wrote
-  blink sim graph.xml --topo dgx-1v                                 what NCCL_GRAPH_DUMP_FILE wrote
+  blink sim plan.json --size 64M                                    a file of blink plan -o
+  blink sim graph.xml --topo dgx-1v                                 a file of NCCL_GRAPH_DUMP_FILE
   blink sim sendrecv --topo mist --algo multi_path,one_hop -b 4K -e 1G
   blink sim sendrecv --topo dgx-1v --gpus 0,1 --relays --algo multi_path -o paths.json
 
-Time plans as our code runs them, event by event: kernels, each size by the fastest protocol, beside NCCL as a model, at
-the same costs of a hop. Copy engines run messages, machines without NVIDIA's GPUs, jobs on several servers, and all
-with --code copies, on the machine's calibration.
+Simulate plans event by event, as blink's kernels run them, with the fastest protocol at each size, beside a model of
+NCCL with the same cost per hop. Copy engines, with the machine's calibration, run sendrecv, machines without NVIDIA
+GPUs, jobs on several servers, and everything with --code copies.
 
-Prints each algorithm's time, algbw and busbw (GB/s), what part of the proved bound that is, the fullest links and what
-decided the time of the fastest plan. With -b or -e it prints who wins from which size. A timeline opens in
-ui.perfetto.dev and chrome://tracing: a process per rank, an arrow per message, the load of each link.
+Prints each algorithm's time, algbw and busbw (GB/s), its percentage of the proved bound, the fullest links, and the
+critical path of the fastest plan. With -b or -e it prints the fastest algorithm of each range of sizes. A timeline
+opens in ui.perfetto.dev and chrome://tracing: a process per rank, an arrow per message, the load of each link.
 """
 
 
@@ -59,7 +59,7 @@ Job = Annotated[
     str,
     Argument(
         metavar="COLLECTIVE|PLAN",
-        help="As for blink plan; or a plan: x.json, the rings of an NCCL graph file x.xml (with --topo), - for stdin.",
+        help="A collective of blink plan; or a plan: x.json, an NCCL graph file x.xml (with --topo), - for stdin.",
     ),
 ]
 Algorithms = Annotated[
@@ -67,16 +67,16 @@ Algorithms = Annotated[
     Option(
         "--algo",
         metavar="NAMES",
-        help="Algorithms and baselines, separated by commas, or auto, the fastest algorithm at each size; default: all "
-        "that serve the job.",
+        help="Algorithms and baselines, separated by commas; auto: the fastest algorithm at each size. Default: all "
+        "that can serve the job.",
     ),
 ]
-Size = Annotated[str | None, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")]
+Size = Annotated[
+    str | None, Option("--size", "-s", metavar="SIZE", help="Bytes as nccl-tests counts them; default: 64M.")
+]
 Begin = Annotated[
     str | None,
-    Option(
-        "-b", "--minbytes", metavar="SIZE", help=f"Smallest of several sizes, each 4 times the last; default: {_BEGIN}."
-    ),
+    Option("-b", "--minbytes", metavar="SIZE", help=f"Smallest of several sizes with factor 4; default: {_BEGIN}."),
 ]
 End = Annotated[str | None, Option("-e", "--maxbytes", metavar="SIZE", help=f"Largest of them; default: {_END}.")]
 CodeName = Annotated[
@@ -84,7 +84,7 @@ CodeName = Annotated[
     Option(
         "--code",
         metavar="kernels|copies",
-        help="What runs plans; default: kernels where they can, unless an option below is for copies.",
+        help="Execution of plans; default: kernels if they can run the job and no option for copies is given.",
     ),
 ]
 CalibrationName = Annotated[
@@ -92,7 +92,7 @@ CalibrationName = Annotated[
     Option(
         "--calibration",
         metavar="NAME",
-        help="copies: one of ours, or a TOML file; default: the machine's, else nominal.",
+        help="copies: a built-in calibration, or a TOML file; default: the machine's, else nominal.",
     ),
 ]
 Chunk = Annotated[
@@ -100,8 +100,8 @@ Chunk = Annotated[
     Option(
         "--chunk",
         metavar="SIZE|near|model|best|miad",
-        help="copies: size of a chunk, or how it is chosen: the fastest near the pipeline model's (default), the "
-        "model's own, the fastest of some 15 simulations, or what Blink's search ends with.",
+        help="copies: size of a chunk, or its choice. near: the fastest near the pipeline model's (default); model: "
+        "the model's; best: the fastest of some 15 simulations; miad: the result of the search in Blink's paper.",
     ),
 ]
 Model = Annotated[
@@ -109,12 +109,14 @@ Model = Annotated[
     Option(
         "--model",
         metavar="NAME",
-        help="Also a training step with each AllReduce: of alexnet, resnet18, resnet50, resnet152, densenet201 or "
-        "vgg16 on P100s or V100s, or of transformer:PARAMETERS:BLOCKS:TOKENS (per GPU), as transformer:7B:32:4096.",
+        help="Also time a training step with each AllReduce, of alexnet, resnet18, resnet50, resnet152, densenet201 or "
+        "vgg16 on P100s or V100s, or of transformer:PARAMETERS:BLOCKS:TOKENS (per GPU), such as "
+        "transformer:7B:32:4096.",
     ),
 ]
 TimelineFile = Annotated[
-    Path | None, Option("--timeline", metavar="FILE", help="Write the fastest plan's timeline, as Chrome's trace.")
+    Path | None,
+    Option("--timeline", metavar="FILE", help="Write the fastest plan's timeline, in Chrome's trace format."),
 ]
 PlotFile = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw bandwidth over size (svg).")]
 PathsFile = Annotated[
@@ -122,8 +124,8 @@ PathsFile = Annotated[
     Option(
         "--paths",
         metavar="FILE",
-        help="How multi_path splits messages: a table that -o wrote, here or in blink lab. One that is for another "
-        "machine or cannot be read is ignored, with a line.",
+        help="Table of multi_path's splits, written by blink sim -o or blink lab -o. A table of another machine, or "
+        "one that cannot be read, is ignored with a note.",
     ),
 ]
 PathTableFile = Annotated[
@@ -132,9 +134,9 @@ PathTableFile = Annotated[
         "-o",
         "--output",
         metavar="FILE",
-        help="Write multi_path's table for these two ends, for blink run --paths: which paths at which size, how much "
-        "on each, streams and chunks. They cross one memory at most, as libblink.so's messages do. What the file has "
-        "for other ends of this machine stays.",
+        help="Write multi_path's table for this pair, for blink run --paths: per size the paths, the part of each, "
+        "streams and chunks. Paths cross at most one memory, like libblink.so's messages. Rows of other pairs of this "
+        "machine are kept.",
     ),
 ]
 
@@ -161,10 +163,10 @@ def sim(
     output: PathTableFile = None,
     json: arguments.Json = False,
 ) -> None:
-    """Prepare, simulate, print."""
+    """Prepare, simulate and print."""
     spec = arguments.one_spec(behind, spec)
     console.check_files(timeline, output, plot=plot)
-    swept = any(given is not None for given in (plot, begin, end))
+    swept = any(option is not None for option in (plot, begin, end))
     sizes = _sizes(size, swept, begin, end)
     from blinkccl.cost.baselines.registry import time_all
     from blinkccl.show.training import training_steps
@@ -177,7 +179,7 @@ def sim(
             own = None if arguments.may_be_graph_file(Path(job)) else spec
             used = arguments.typed(root=root, algo=algo, links=links, relays=relays, gpus=gpus, topo=own)
             if used:
-                raise UsageError(f"a plan brings its own collective, links and ranks: leave {', '.join(used)} out")
+                raise UsageError(f"a plan has its own collective, links and ranks: leave {', '.join(used)} out")
             request, forest = _job_of_plan(Path(job), spec)
         else:
             request, forest = arguments.request(job, spec, gpus, root, links, relays), None
@@ -202,7 +204,7 @@ def sim(
 
 
 def _is_plan(job: str) -> bool:
-    """Whether a file was typed, and no collective: one that is not there is complained of by its name."""
+    """True if a file was typed and no collective; by its name, so that a missing file is reported as such."""
     return job == "-" or job.endswith((".json", ".xml")) or Path(job).is_file()
 
 
@@ -223,13 +225,13 @@ def _conditions(
     )
 
 
-def _code(request: Request, wanted: str | None, of_copies: Sequence[str]) -> Code:
-    """What runs plans; options that are for copies ask for these."""
+def _code(request: Request, code: str | None, of_copies: Sequence[str]) -> Code:
+    """The execution of plans; options for copies select copy engines."""
     from blinkccl.cost.choice.candidates import COPY_ENGINES, KERNELS, code_of
 
-    if wanted == KERNELS and of_copies:
+    if code == KERNELS and of_copies:
         raise UsageError(f"--code {KERNELS}: {', '.join(of_copies)} is for copies; leave one out")
-    return code_of(request, COPY_ENGINES if of_copies else wanted, ", ".join(of_copies))
+    return code_of(request, COPY_ENGINES if of_copies else code, ", ".join(of_copies))
 
 
 def _field(
@@ -240,7 +242,7 @@ def _field(
     algo: str | None,
     progress: console.Progress,
 ) -> JobCandidates:
-    """All that is timed: the plan that was given, or who serves the request."""
+    """All that is timed: the plan ``forest``, or the candidates that serve the request."""
     from blinkccl.cost.baselines.registry import JobCandidates, candidates_not_run, enter
     from blinkccl.cost.choice import auto
     from blinkccl.cost.choice.candidates import candidates, of_forest
@@ -248,7 +250,7 @@ def _field(
     if forest is None:
         names = [] if algo is None else [part.strip() for part in algo.split(",")]
         known = candidates(code)
-        # Beside all others it would only repeat the fastest.
+        # Only if named: beside all others, auto would repeat the fastest.
         unlisted = {auto.NAME: auto.as_candidate(code), **candidates_not_run()}
         return enter(request, conditions, names, progress, unlisted | known if names else known)
     return JobCandidates(request, (of_forest(forest, code, conditions),), {}, named=True, of_plan=True)
@@ -258,7 +260,7 @@ def _check_files_serve(field: JobCandidates, timeline: Path | None, output: Path
     if timeline is not None and all(one.forest is None for one in field.prepared):
         raise UsageError(_NO_TIMELINE)
     if output is not None and field.path_row is None:
-        raise UsageError("-o writes the table of multi_path, which is none of these: blink sim sendrecv")
+        raise UsageError("-o writes the table of multi_path: use it with blink sim sendrecv --algo multi_path")
 
 
 def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None) -> list[int]:
@@ -268,13 +270,13 @@ def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None) ->
     if not swept:
         return [parse_size("--size", "64M" if size is None else size)]
     if size is not None:
-        raise UsageError("--size is one size, --plot, -b and -e take several: give one of them")
+        raise UsageError("--size is for one size, and --plot, -b and -e are for several: leave one out")
     begin, end = _BEGIN if begin is None else begin, _END if end is None else end
     return sweep(begin, end, _FACTOR, MAX_SIZE_BYTES).sizes()
 
 
 def _chunk(text: str) -> tuple[int | None, str]:
-    """Its size, or None and how it is chosen."""
+    """The size of a chunk in bytes (None: to be chosen), and the rule of the choice."""
     from blinkccl.cost.baselines.candidate import CHUNK_CHOICES
     from blinkccl.cost.simulate.run import parse_size
 
@@ -287,24 +289,25 @@ def _chunk(text: str) -> tuple[int | None, str]:
 
 
 def _job_of_plan(path: Path, spec: str | None) -> tuple[Request, Forest]:
-    """What a plan file is for, and its forest; ends with code 1 where its content states what is not so.
+    """The request and the forest of a plan file; exits with code 1 if a statement of the plan is false.
 
-    ``spec`` is what an NCCL graph file lacks; a plan is checked on the links of ``spec``.
+    ``spec`` is the machine of an NCCL graph file, which has none; a plan is checked on the links of ``spec``.
     """
     from blinkccl.trees.algorithms.request import Request
 
-    source, found = arguments.audited(path, spec)
-    arguments.refuse_false(source, found.all_faults)
-    return Request(found.forest.topology, found.forest.collective, found.forest.ranks), found.forest
+    source, checked = arguments.audited(path, spec)
+    arguments.refuse_false(source, checked.all_faults)
+    forest = checked.forest
+    return Request(forest.topology, forest.collective, forest.ranks), forest
 
 
 def _gpu(topology: Topology) -> str:
-    """Whose arithmetic --model takes."""
+    """The GPU whose rate of arithmetic --model uses."""
     from blinkccl.cost.baselines.nccl_links import guess_arch
 
     arch = guess_arch(topology)
     if arch not in _GPUS:
-        raise UsageError(f"--model: nothing is known of {arch} GPUs' arithmetic, only of {', '.join(_GPUS)} ones")
+        raise UsageError(f"--model: no throughput is known for {arch} GPUs, only for {', '.join(_GPUS)}")
     return _GPUS[arch]
 
 
@@ -320,18 +323,18 @@ def _report(
     from blinkccl.cost.simulate.timeline import summarise
 
     best = _fastest_plan(rows[-1])
-    # A table over sizes does not show it, and it takes one more run.
-    wanted = best.simulation if best is not None and (json or not swept) else None
-    summary = None if wanted is None else summarise(wanted.traced())
+    # A table over sizes has no summary, and a summary takes one more run.
+    simulation = best.simulation if best is not None and (json or not swept) else None
+    summary = None if simulation is None else summarise(simulation.traced())
     from blinkccl.show import sim_text
 
     fair = None if best is None or swept else _shared_fairly(field, best)
     if json:
-        document = steps.document() if steps else []
-        found = sim_text.sim_document(field, code, conditions, rows, best, summary, document)
+        step_rows = steps.document() if steps else []
+        document = sim_text.sim_document(field, code, conditions, rows, best, summary, step_rows)
         if fair is not None:
-            found["other_sharing"] = {"algorithm": fair.name, "sharing": "fair", "seconds": fair.seconds}
-        console.emit_json(found)
+            document["other_sharing"] = {"algorithm": fair.name, "sharing": "fair", "seconds": fair.seconds}
+        console.emit_json(document)
         return
     paint, width = console.paint(), console.width()
     text = fit(sim_text.head_text(field, code, conditions), width)
@@ -348,17 +351,17 @@ def _report(
 
 
 def _shared_fairly(field: JobCandidates, best: Estimate) -> Estimate | None:
-    """What the fastest plan takes where transfers share links fairly, if that differs.
+    """The fastest plan's estimate with fair sharing of links, if it differs by more than :data:`_DIFFERS`.
 
-    Hardware does something between fifo and fair, and nobody publishes what.
+    Hardware shares links in some unpublished way between fifo and fair.
     """
     from blinkccl.cost.choice.candidates import shared_fairly
 
     if not best.seconds:
         return None
     plan = shared_fairly(next(one for one in field.prepared if one.name == best.name))
-    found = None if plan is None else plan.at(best.size_bytes)
-    return found if found is not None and abs(found.seconds / best.seconds - 1) > _DIFFERS else None
+    fair = None if plan is None else plan.at(best.size_bytes)
+    return fair if fair is not None and abs(fair.seconds / best.seconds - 1) > _DIFFERS else None
 
 
 def _fastest_plan(row: Sequence[Estimate]) -> Estimate | None:
@@ -383,5 +386,5 @@ def _draw(path: Path, field: JobCandidates, code: Code, rows: Sequence[Sequence[
     from blinkccl.show.sim_text import sim_picture
 
     if not any(estimate.algbw_gb_per_s > 0 for row in rows for estimate in row):
-        raise UsageError("no size moves any data; take larger ones (-b)")
+        raise UsageError("--plot: no size moves any data, as all hold less than one element per block; give larger -b")
     console.write_file(path, chart_file(sim_picture(field, code, rows)))

@@ -1,4 +1,4 @@
-"""``blink topo``: what is connected to what, how fast, and who says so."""
+"""``blink topo``: show the links of a machine, their rates, and the source of each."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Examples:
 \b
   blink topo                                 this machine
   blink topo --list                          names of machines, and rules
-  blink topo dgx-1v --gpus 1,4,5,6           the part of a machine that a job has
-  blink topo node7.txt --json                from "nvidia-smi topo -m" text, as a plan would see it
-  blink topo "node7.txt @ nvlink=50GB/s"     with a rate that nvidia-smi does not give; also pcie, smp, nic
+  blink topo dgx-1v --gpus 1,4,5,6           the part of a machine that a job uses
+  blink topo node7.txt --json                from "nvidia-smi topo -m" text; the links that a plan would use
+  blink topo "node7.txt @ nvlink=50GB/s"     with a rate that nvidia-smi does not print; also pcie, smp, nic
   blink topo dgx-1v --links all -o x.xml     as NCCL topology XML (x.json, x.svg)
-  blink topo "4x dgx-spark @ cables=ring"    machines joined by cables and no switch
-  blink topo --gather node7.json             all there is to say of this machine, for a report or blink doctor
+  blink topo "4x dgx-spark @ cables=ring"    machines joined by cables, without a switch
+  blink topo --gather node7.json             all facts about this machine, for a report or blink doctor
 
-Show a topology as a matrix like nvidia-smi's (its NODE is a PHB here), with the origin of every link.
+Show a topology as a matrix like that of nvidia-smi (whose NODE is PHB here), with the source of every link.
 
-Text and files show all links unless --links is given; --json shows what a plan would use (--links fast).
+Text and files show all links unless --links is given; --json shows those that a plan would use (--links fast).
 """
 
 
 def topo(
     spec: Annotated[str | None, Argument(metavar="SPEC", help="Topology; default: this machine.")] = None,
     gpus: arguments.Gpus = None,
-    links: Annotated[str | None, Option("--links", metavar="fast|pcie|staged|all", help="Which links to show.")] = None,
-    known: Annotated[bool, Option("--list", help="Say which machines and rules have a name.")] = False,
+    links: Annotated[str | None, Option("--links", metavar="fast|pcie|staged|all", help="Links to show.")] = None,
+    known: Annotated[bool, Option("--list", help="List the names of machines, and the rules.")] = False,
     json: arguments.Json = False,
     output: arguments.Output = None,
     gather: Annotated[
@@ -46,14 +46,14 @@ def topo(
         Option(
             "--gather",
             metavar="FILE",
-            help="Write what NVML, sysfs and the kernel say of this machine, and nothing that tells whose it is.",
+            help="Write the facts of NVML, sysfs and the kernel about this machine, without any that identify it.",
         ),
     ] = None,
 ) -> None:
     """Print the topology as text or JSON, and write it to a file."""
     if known:
         if spec is not None:
-            raise typer.BadParameter(f"--list says what SPEC may be: leave {spec} out")
+            raise typer.BadParameter(f"--list takes no SPEC: leave {spec} out")
         _list(json)
         return
     if gather is not None:
@@ -78,7 +78,7 @@ def topo(
 
 
 def _list(json: bool) -> None:
-    """What SPEC may be besides a file."""
+    """Print the names and rules that SPEC may be, besides a file."""
     from blinkccl.topology.catalog import ALIASES, CATALOG
     from blinkccl.topology.formats import FORMATS
     from blinkccl.topology.synthetic import FAMILIES
@@ -94,14 +94,14 @@ def _list(json: bool) -> None:
         also = f" (also {', '.join(others[name])})" if others[name] else ""
         lines.append(f"  {name:<26}  {row.about}{also}")
     lines += ["rules", *(f"  {family.form:<26}  {family.about}" for family in FAMILIES.values())]
-    lines.append('several servers: "2x dgx-1v @ 40Gbps"; cables and no switch: "4x dgx-spark @ cables=ring"')
+    lines.append('several servers: "2x dgx-1v @ 40Gbps"; cables without a switch: "4x dgx-spark @ cables=ring"')
     lines.append('switches between them: "16x dgx-a100 @ fabric=tree:4:2", fabric=rails, fabric=dragonfly:4')
     lines.append(f"a file: {', '.join(form.name for form in FORMATS)}")
     console.emit_sentences("\n".join(lines) + "\n")
 
 
 def _gather(path: Path, nccl_xml: str | None) -> None:
-    """Writes the machine to ``path``, with NCCL's own dump of it where ``SPEC`` names one."""
+    """Write the facts of this machine to ``path``, with NCCL's dump of it if ``nccl_xml`` names one."""
     from blinkccl.apps.doctor.this_machine import summary
     from blinkccl.topology import limits
     from blinkccl.topology import nccl_xml as xml
@@ -112,7 +112,7 @@ def _gather(path: Path, nccl_xml: str | None) -> None:
         source = Path(nccl_xml)
         text = console.read_file(source, limits.MAX_FILE_BYTES).decode("utf-8", "replace")
         if not xml.looks_like(text):
-            raise typer.BadParameter(f"{nccl_xml} is no NCCL topology; --gather takes what NCCL_TOPO_DUMP_FILE wrote")
+            raise typer.BadParameter(f"{nccl_xml}: with --gather, expected a file written by NCCL_TOPO_DUMP_FILE")
     console.check_writable(path)
     document = arguments.gathered(text)
     console.write_file(path, dumps(document))
@@ -126,18 +126,18 @@ def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str) -> Topolog
 
 
 def _as_planned(topology: Topology, ranks: tuple[int, ...], links: str | None) -> Topology:
-    """The links that a plan would use; all of them, with a note, where the fast ones leave ranks apart."""
+    """The links that a plan would use; all links, with a note, if the fast ones do not connect the ranks."""
     try:
         return _cut_down(topology, ranks, "fast" if links is None else links)
     except TopologyError as error:
         if links is not None:
             raise
-        console.note(f"{error}. Shown are all links")
+        console.note(f"{error}; all links are shown")
         return topology
 
 
 def _check_output(path: Path) -> None:
-    """Refuse a file that could not be written, before anything is read."""
+    """Refuse, before anything is read, a file that cannot be written."""
     if path.suffix not in _formats():
         raise typer.BadParameter(f"-o {path}: expected a name that ends in one of {', '.join(_formats())}")
     console.check_writable(path)
@@ -152,11 +152,11 @@ def _formats() -> dict[str, Callable[[Topology], str]]:
 
 
 def _write(path: Path, topology: Topology) -> None:
-    """Write it in the format that the suffix names; what that does not keep is said."""
+    """Write the topology in the format of the suffix, and note the differences of a file that is read back."""
     text = _formats()[path.suffix](topology)
     if path.suffix == ".xml":
         from blinkccl.topology.nccl_xml_write import differences
 
         for difference in differences(topology, text):
-            console.note(f"{path} does not keep everything, JSON would: read back, {difference}")
+            console.note(f"{path} loses facts that JSON would keep: read back, {difference}")
     console.write_file(path, text)

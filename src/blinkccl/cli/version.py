@@ -1,4 +1,4 @@
-"""``blink --version``: what is installed here, for a report of a mistake."""
+"""``blink --version``: the versions installed here, for bug reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from blinkccl.cli import console
 from blinkccl.errors import BlinkError
 
-#: What a report may turn on, beside our own code.
+#: Packages whose version a bug may depend on.
 _PACKAGES = ("numpy", "highspy", "torch")
 
 
@@ -20,7 +20,7 @@ def print_version(json: bool) -> None:
         console.emit_json(facts)
         return
     native = facts["native"]["library"] or f"none: {facts['native']['why_not']}"
-    packages = ", ".join(f"{name} {found or 'not installed'}" for name, found in facts["packages"].items())
+    packages = ", ".join(f"{name} {number or 'not installed'}" for name, number in facts["packages"].items())
     lines = [
         f"blink {facts['blink']}",
         f"python    {facts['python']}",
@@ -42,7 +42,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _native() -> dict[str, str | None]:
-    """The library between processes, which is opened for it, or why there is none that fits."""
+    """The native library for communication between processes, which is loaded to test it, or the reason against it."""
     from blinkccl.engines import native_library
 
     try:

@@ -1,4 +1,4 @@
-"""Every mistake that a person can make ends with exit code 2, one clear sentence, and no traceback."""
+"""Mistakes on the command line end with exit code 2, one clear sentence, and no traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 FIXTURES = Path(__file__).parents[3] / "src/blinkccl/topology/fixtures"
 
-#: What is typed first: (what comes behind it, what is said).
+#: The first words of a command: (further words, part of the message).
 REFUSED: dict[str, list[tuple[list[str], str]]] = {
     "plan allreduce": [
         (["--topo", "dgx-1v", "--gpus", "1,1,4"], "GPU 1 is given twice"),
@@ -42,7 +42,7 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
         (["--topo", "dgx-1v", "--gpus", "0-3", "--without", "5"], "--without 5: GPU 5 is no rank of the job"),
         (["--topo", "dgx-1v", "--without", "8"], "8 is not a GPU of dgx-1v but its switch"),
         (["--topo", "dgx-1v", "--gpus", "0,1", "--without", "1"], "fewer than two ranks"),
-        (["--topo", "dgx-1v", "--gpus", "0,1", "--without", "0,1"], "these are all GPUs of the job, and none is left"),
+        (["--topo", "dgx-1v", "--gpus", "0,1", "--without", "0,1"], "these are all GPUs of the job; expected some"),
         (["--topo", "clique:2", "--without", "0-1"], "--links fast leaves the GPUs 0,1 in 2 parts"),
         (["--topo", "dgx-1v", "-o", "p.svg"], "a plan is written as JSON; expected a name that ends in .json"),
     ],
@@ -52,7 +52,7 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
     ],
     "plan sendrecv --topo dgx-1v": [(["--gpus", "5"], "fewer than two ranks")],
     "lab --topo dgx-1v": [
-        (["broadcast", "--lane", "0"], "--lane must be a positive number, got 0"),
+        (["broadcast", "--lane", "0"], "--lane 0.0: expected a positive number of Mbit/s"),
         (["broadcast", "--lane", "0.001"], "would be shaped to 0.001 Mbit/s; give a --lane for which every link is"),
         (["broadcast", "--algo", "optimal,best"], "unknown algorithm 'best'; expected one of"),
         (["broadcast", "--algo", "double_binary_tree"], "no algorithm can run: "),
@@ -61,7 +61,7 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
         (["broadcast", "-b", "2M", "-e", "1M"], "-e 1M is below -b 2M"),
         (
             ["broadcast", "-o", "t.json", "--fail", "cut:0-3"],
-            "-o writes what was measured, and --fail measures nothing",
+            "-o writes measured times, and --fail measures none",
         ),
         (["sendrecv", "--algo", "path:0-x"], "path:0-x: expected a path of vertices, as in path:0-4-1"),
     ],
@@ -95,22 +95,22 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
         (["--chunk", "0"], "at least one byte"),
         (["--calibration", "v200"], "no calibration 'v200': expected one of"),
         (["--algo", "rings"], "unknown algorithm 'rings'"),
-        # An empty word is none of those that there are, as a script's empty variable makes it.
+        # An empty word, from an empty variable of a script, is no valid value.
         (["--algo", ""], "unknown algorithm ''"),
         (["--calibration", ""], "no calibration ''"),
         (["--chunk", ""], "--chunk: not a size in bytes: ''"),
         (["--code", ""], "unknown code ''; expected one of"),
         (["--links", ""], "unknown links ''; expected one of fast, pcie, staged, all"),
         (["--plot", "f.doc"], "expected a name that ends in"),
-        (["--size", "1M", "-b", "4K"], "--size is one size"),
-        (["--algo", "nccl-2.30", "--timeline", "t.json"], "none of these is one plan with a timeline (models, and"),
+        (["--size", "1M", "-b", "4K"], "--size is for one size"),
+        (["--algo", "nccl-2.30", "--timeline", "t.json"], "no algorithm here has one (NCCL's models and hybrid"),
         (["--algo", "optimal", "--model", "lenet"], "lenet"),
         (["--algo", "optimal", "--topo", "hgx-h100", "--model", "vgg16"], "no published throughputs for h100 GPUs"),
     ],
     "tune": [
         (["-g", "2", "--topo", "clique:3"], "-g is for ranks on this host's CPUs, --topo and --gpus for GPUs"),
-        (["alltoall", "--topo", "clique:3"], "alltoall: on GPUs, expected some of allreduce, "),
-        (["--topo", "clique:3", "--gpus", "1"], "clique:3 has 1 rank(s) to tune: expected at least 2 GPUs"),
+        (["alltoall", "--topo", "clique:3"], "collective 'alltoall': on GPUs, expected some of allreduce, "),
+        (["--topo", "clique:3", "--gpus", "1"], "expected at least 2 GPUs, got 1 rank(s) of clique:3"),
         (["--topo", "nowhere"], "nowhere"),
     ],
 }
@@ -120,7 +120,7 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
     ("typed", "message"),
     [([*verb.split(), *options], message) for verb, rows in REFUSED.items() for options, message in rows],
 )
-def test_what_is_typed(blink, tmp_path, monkeypatch, typed, message):
+def test_a_mistake_is_refused_and_writes_no_file(blink, tmp_path, monkeypatch, typed, message):
     monkeypatch.setattr("blinkccl.apps.lab.namespaces.lacking", lambda: None)
     monkeypatch.chdir(tmp_path)
     blink(*typed).assert_refused(message)
@@ -231,7 +231,10 @@ def test_sample_files_that_must_be_refused(blink, name, message):
         (b'{"schema_version": 2, "topology": {"schema_version": 99}}', "topology: schema_version 99; this blink"),
         (b"\x00\xff", "not JSON"),
         (b"\tGPU0\tGPU1\nGPU0\tX\tNV1\n", 'not JSON; expected what "blink plan -o" writes'),
-        (b'{"schema_version": 2, "name": "x", "vertices": []}', "this is a topology, and a plan is wanted here"),
+        (
+            b'{"schema_version": 2, "name": "x", "vertices": []}',
+            "expected a plan, got a topology; blink plan COLLECTIVE --topo",
+        ),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
@@ -290,4 +293,4 @@ def test_topologies_that_cannot_be_written_so(blink, tmp_path, spec, name, messa
 def test_xml_that_does_not_keep_everything_says_so(blink, tmp_path):
     ended = blink("topo", "mist", "-o", tmp_path / "x.xml")
     assert ended.code == 0
-    assert "x.xml does not keep everything, JSON would: read back, --links pcie gives" in ended.err
+    assert "x.xml loses facts that JSON would keep: read back, --links pcie gives" in ended.err

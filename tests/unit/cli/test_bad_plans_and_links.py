@@ -1,4 +1,4 @@
-"""What people give that is bad: no traceback, the right code, and a sentence with where, what and what to do."""
+"""Bad plans and links end with the right exit code and a sentence with place, fault and remedy, without a traceback."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from support import foreign_files as files
 
-#: Ten digits each, no two with a common divisor.
+#: Primes of ten digits.
 PRIMES = (1_000_000_007, 1_000_000_009, 1_000_000_021, 1_000_000_033, 1_000_000_087)
 Links = list[tuple[int, int, int]]
 
 
 def topology(folder: Path, links: Links, gpus: int, switches: int = 0) -> Path:
-    """A file of ours: GPUs, then switches, and directed links with capacities of a byte per second."""
+    """A topology file: GPUs, then switches, and directed links ``(src, dst, capacity in bytes per second)``."""
     kinds = ["gpu"] * gpus + ["switch"] * switches
     vertices = [{"id": i, "kind": kind, "server": 0, "name": f"V{i}"} for i, kind in enumerate(kinds)]
     listed = [
@@ -41,7 +41,7 @@ def test_primes_of_ten_digits_are_capacities_like_others(blink, tmp_path: Path, 
     assert blink("check", plan).code == 0
 
 
-def test_what_does_not_fit_is_refused_with_what_does(blink, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused_with_chunks_that_do(blink, tmp_path: Path) -> None:
     machine = topology(tmp_path, both_ways([(0, 1, PRIMES[0]), (1, 2, PRIMES[1]), (2, 0, PRIMES[2])]), 3)
     plan, out = tmp_path / "plan.json", tmp_path / "out"
     assert blink("plan", "broadcast", "--topo", machine, "--objective", "exact", "-o", plan).code == 0
@@ -63,7 +63,7 @@ def test_ranks_that_nothing_reaches_are_named(blink, tmp_path: Path) -> None:
 def test_switches_that_give_out_more_than_they_take_in_are_named_and_planned_with(
     blink, tmp_path: Path, collective: str
 ) -> None:
-    """A balanced one beside it is not named."""
+    """A balanced switch beside it is not named."""
     links = [(0, 4, 5), (1, 4, 5), (4, 0, 5), (4, 1, 7), (2, 5, 5), (3, 5, 5), (5, 2, 5), (5, 3, 5)]
     machine = topology(tmp_path, [*links, (4, 5, 4), (5, 4, 4)], 4, 2)
     shown = blink("topo", machine)
@@ -83,16 +83,18 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), WRONG)
-def test_foreign_plans_that_are_wrong_end_with_a_sentence(blink, tmp_path: Path, text: str, said: str | None) -> None:
-    """None: refused (2), what runs and is wrong fails the check (1) and says what to do."""
+@pytest.mark.parametrize(("text", "message"), WRONG)
+def test_foreign_plans_that_are_wrong_end_with_a_sentence(
+    blink, tmp_path: Path, text: str, message: str | None
+) -> None:
+    """Without a ``message``, an unreadable plan is refused (2); a wrong one fails the check (1) with a remedy."""
     path = tmp_path / "a.json"
     path.write_text(text)
-    found = blink("check", path)
-    if said is None and found.code == 2:
-        assert found.err.startswith("blink: error: ")
-        assert str(path.name) in found.err
+    ended = blink("check", path)
+    if message is None and ended.code == 2:
+        assert ended.err.startswith("blink: error: ")
+        assert str(path.name) in ended.err
         return
-    assert found.code == 1
-    assert said is None or said in found.out
-    assert "\nto do   " in found.out
+    assert ended.code == 1
+    assert message is None or message in ended.out
+    assert "\nto do   " in ended.out

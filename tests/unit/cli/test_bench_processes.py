@@ -1,4 +1,4 @@
-"""``blink bench`` on processes: what is printed, written and refused. Ranks are fakes but where it says so."""
+"""``blink bench`` on processes: output, files and refusals. Ranks are fakes, except in tests of real ranks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_table_is_nccl_tests_with_bound_to_the_right(blink):
     assert titles.split()[-10:] == ["time", "algbw", "busbw", "#wrong"] * 2 + ["%bound", "%bound"]
     [first, second] = _rows(ended)
     assert first.split()[:5] == ["1024", "256", "float", "sum", "-1"]
-    # The slower fake says 2, 4, 6, 8 ms: 5 ms on average; memory at 1 GB/s would take 4 · S bytes.
+    # The slower fake reports 2, 4, 6, 8 ms, so 5 ms on average; memory at 1 GB/s would move 4 · S bytes.
     assert first.split()[5:] == ["5000.0", "0.00", "0.00", "0"] * 2 + ["0.1", "0.1"]
     assert second.split()[0] == "4096"
     assert ended.out.endswith(
@@ -94,7 +94,7 @@ def test_a_peer_that_leaves_is_said_and_its_cells_are_empty(blink, monkeypatch):
     monkeypatch.setattr("blinkccl.cli.bench.DEADLINE_S", 1)
     ended = blink("bench", "allreduce", "-b", "1K", "-n", "1", "--rounds", "1", "--peer", "gloo=failing")
     assert ended.code == 0
-    assert "goes on without gloo: gloo, rank 0: CommunicationError: rank 0 waited for nobody" in ended.err
+    assert "continuing without gloo: gloo, rank 0: CommunicationError: rank 0 waited for nobody" in ended.err
     line = next(line for line in ended.out.splitlines() if line.startswith("#   gloo"))
     assert line.split().count("N/A") == 10
 
@@ -148,7 +148,7 @@ def test_no_variant_of_a_peer_starts(blink, monkeypatch):
     monkeypatch.setattr(registry, "launches", lambda *_: variants)
     ended = blink("bench", "allreduce", *SMALL, "--peer", "mpich")
     assert ended.code == 0
-    assert ended.err.count("goes on without mpich") == 2
+    assert ended.err.count("continuing without mpich") == 2
     assert "there is nobody here" in ended.err
 
 
@@ -157,7 +157,7 @@ def test_ranks_that_cannot_run_here_are_a_usage_error(blink, monkeypatch):
         return [Process(["sh", "-c", "echo look at the limit on address space >&2; exit 3"])]
 
     monkeypatch.setattr(
-        registry, "own", lambda ranks, deadline_s: CandidateLaunch("blink", ranks, processes, ours=True)
+        registry, "own", lambda ranks, deadline_s: CandidateLaunch("blink", ranks, processes, of_blink=True)
     )
     blink("bench", "allreduce", *SMALL).assert_refused(
         "ranks cannot run here; it printed:\n  look at the limit on address space"
@@ -172,7 +172,7 @@ def test_many_ranks_on_few_cores_are_said(blink, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_neither_ranks_nor_folders(number, tmp_path):
-    """While ranks start: the fake ones never come."""
+    """The signal comes while ranks start: fake ones never do."""
     code = (
         f"import signal; signal.signal({number:d}, signal.SIG_DFL)\n"  # tests may run under nohup
         "import sys; from blinkccl.bench import host; from blinkccl.bench.candidate import CandidateLaunch, Process\n"
@@ -189,10 +189,10 @@ def test_a_signal_leaves_neither_ranks_nor_folders(number, tmp_path):
             until(lambda: len(_children(run.pid)) == 30)
             ranks = _children(run.pid)
             run.send_signal(number)
-            _, said = run.communicate(timeout=30)
+            _, errors = run.communicate(timeout=30)
         finally:
             run.kill()
-    assert (run.returncode, "Traceback" in said) == (128 + number, False)
+    assert (run.returncode, "Traceback" in errors) == (128 + number, False)
     until_gone(ranks, 60)
     assert list(tmp_path.iterdir()) == []
 
@@ -212,10 +212,10 @@ def _children(pid):
         (["-b", "900G"], "of memory for 2 ranks"),
         (["--algo", "rings"], "unknown algorithm 'rings'"),
         (["--algo", "hybrid"], "hybrid needs PCIe between all ranks"),
-        (["--topo", "ring:4", "-g", "3"], "3 processes, but 4 GPUs of ring:4: choose them with"),
+        (["--topo", "ring:4", "-g", "3"], "3 processes for 4 GPUs of ring:4: choose 3 with --gpus, or start 4"),
         (["--topo", "ring:4", "-g", "4", "--algo", "one_hop"], "one_hop needs every pair of ranks one hop"),
         (["--topo", "ring:4", "--algo", "ring,blink"], "--algo takes one algorithm here; add -g N to compare several"),
-        (["--topo", "ring:4", "--peer", "gloo"], "--peer is for processes"),
+        (["--topo", "ring:4", "--peer", "gloo"], "--peer is for several processes"),
         (["--root", "1"], "allreduce has no root"),
         (["--peer", "impi=/no/such"], "impi=/no/such: expected bin/mpirun"),
     ],
@@ -241,7 +241,7 @@ def test_a_launcher_starts_the_processes(blink, monkeypatch, option):
     for name, value in {"BLINK_RANK": "0", "BLINK_WORLD_SIZE": "2", "BLINK_STORE": "file:///nowhere"}.items():
         monkeypatch.setenv(name, value)
     blink("bench", "allreduce", *option).assert_refused(
-        f"{option[0]} starts processes, but blink has started this one already"
+        f"{option[0]} starts processes, but blink has started them already: leave {option[0]} out"
     )
 
 
@@ -254,7 +254,7 @@ def native():
 
 
 def test_real_ranks(blink, monkeypatch, native):
-    """Nothing fake: our engine, in processes of its own."""
+    """The host engine, in real processes."""
     monkeypatch.undo()
     for extra in ([], ["--shared"]):
         ended = blink("bench", "reduce_scatter", "-g", "3", "-b", "100K", "-n", "2", "--rounds", "1", *extra)
@@ -275,7 +275,7 @@ def test_real_ranks(blink, monkeypatch, native):
     ],
 )
 def test_algorithms_on_real_ranks(blink, monkeypatch, native, collective, options, columns):
-    """Each in turns, in the same processes, and every result is right."""
+    """All algorithms run in turns in the same processes, with correct results."""
     monkeypatch.setattr(registry, "own", OWN)
     sizes = ["-b", "60", "-e", "300K", "-f", "5000", "-n", "2", "--rounds", "1"]
     ended = blink("bench", collective, *options, *sizes)
@@ -299,7 +299,7 @@ def test_one_algorithm_has_nccl_tests_table(blink, monkeypatch, native):
 
 
 def test_real_ranks_of_a_launcher(monkeypatch, tmp_path, native):
-    """Each process is one rank, as under torchrun; rank 0 alone prints."""
+    """Every process is one rank, as with torchrun; only rank 0 prints."""
     monkeypatch.setenv("BLINK_STORE", f"file://{tmp_path}")
     monkeypatch.setenv("BLINK_WORLD_SIZE", "2")
     ranks = []
@@ -313,8 +313,8 @@ def test_real_ranks_of_a_launcher(monkeypatch, tmp_path, native):
                 text=True,
             )
         )
-    said = [rank.communicate(timeout=60) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert said[1][0] == ""
-    assert "# Out of bounds values : 0 OK" in said[0][0]
-    assert "nGpus 1 " in said[0][0]
+    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert outputs[1][0] == ""
+    assert "# Out of bounds values : 0 OK" in outputs[0][0]
+    assert "nGpus 1 " in outputs[0][0]

@@ -1,4 +1,4 @@
-"""``blink calibrate``: what it prints and writes, and what it refuses."""
+"""``blink calibrate``: output, files, and refusals."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_as_a_ring_and_as_a_whole(blink, log):
     assert "β      22.75 GB/s of busbw" in whole.out
 
 
-def test_json_has_what_is_promised(blink, log):
-    found = json.loads(blink("calibrate", log, "--json").out)
-    assert (found["schema_version"], found["files"], found["algorithm"]) == (2, [str(log)], "ring")
-    (only,) = found["fits"]
+def test_json_has_the_documented_fields(blink, log):
+    document = json.loads(blink("calibrate", log, "--json").out)
+    assert (document["schema_version"], document["files"], document["algorithm"]) == (2, [str(log)], "ring")
+    (only,) = document["fits"]
     assert (only["collective"], only["ranks"], only["points"], only["sizes"]) == ("allreduce", [2], 8, 4)
     assert only["alpha_us"] == pytest.approx(10.45, rel=0.01)
     assert only["beta_gb_per_s"] == pytest.approx(22.75, rel=0.01)
@@ -55,7 +55,7 @@ def test_json_has_what_is_promised(blink, log):
     assert only["warnings"] == []
 
 
-def test_what_is_written_is_read_and_simulated_with(blink, log, tmp_path):
+def test_a_written_calibration_is_read_by_sim(blink, log, tmp_path):
     path = tmp_path / "mine.toml"
     ended = blink("calibrate", log, "--nominal", "25", "-o", path)
     assert ended.err == f"blink: wrote {path}\n"
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_and_simulated_with(blink, log, tmp_path):
     assert parse_calibration(path.read_text(), "x").name == "other"
 
 
-def test_what_was_not_determined_is_said_and_not_written(blink, log, tmp_path):
+def test_an_undetermined_number_is_reported_and_not_written(blink, log, tmp_path):
     path = tmp_path / "mine.toml"
     ended = blink("calibrate", log, "-b", "1")
     assert ended.code == 0
@@ -94,13 +94,13 @@ def test_several_files_and_collectives(blink, log, tmp_path):
     assert [one["collective"] for one in json.loads(chosen.out)["fits"]] == ["broadcast"]
 
 
-def test_what_blink_bench_wrote(blink, tmp_path):
+def test_files_of_blink_bench_are_read(blink, tmp_path):
     path = tmp_path / "x.json"
     measured = blink("bench", "allreduce", "--topo", "ring:2", "-b", "1K", "-e", "64K", "-f", "4", "--json")
     path.write_text(measured.out)
     assert measured.code == 0, measured.err
-    found = json.loads(blink("calibrate", path, "--json").out)
-    assert (found["fits"][0]["ranks"], found["fits"][0]["sizes"], found["fits"][0]["points"]) == ([2], 4, 8)
+    (fit,) = json.loads(blink("calibrate", path, "--json").out)["fits"]
+    assert (fit["ranks"], fit["sizes"], fit["points"]) == ([2], 4, 8)
     text = tmp_path / "x.log"
     text.write_text(measured.out)
     assert json.loads(blink("calibrate", text, "--json").out)["fits"][0]["points"] == 8
@@ -110,7 +110,7 @@ def test_what_blink_bench_wrote(blink, tmp_path):
     ("arguments", "message"),
     [
         (["--collective", "sum"], "unknown collective 'sum'; expected one of"),
-        (["--collective", "broadcast"], "no measurement of broadcast: the files have allreduce"),
+        (["--collective", "broadcast"], "--collective broadcast: no measurement of it; the files have allreduce"),
         (["--algo", "tree"], "unknown model 'tree'; expected one of ring, whole"),
         (["-b", "1G"], "no size from -b 1G: the files have 4,096 to 134,217,728 bytes"),
         (["-b", "1K", "-e", "2K"], "no size from -b 1K to -e 2K"),
@@ -120,16 +120,16 @@ def test_what_blink_bench_wrote(blink, tmp_path):
         (["-o", "no/such/folder/x.toml", "--nominal", "25"], "no/such/folder/x.toml cannot be written"),
         (["-o", "x.toml", "--nominal", "-1"], "the nominal rate of a lane must be above 0 GB/s, got -1"),
         (["-o", "x.toml", "--nominal", "1e-4"], "nominal_gb_per_s must be 0 (any rate), or from 0.001"),
-        (["-o", "x.toml", "--nominal", "25", "--kind", "wire"], "unknown kind of links 'wire'; expected one of nvlink"),
-        (["--kind", "wire"], "unknown kind of links 'wire'; expected one of nvlink"),
-        (["--kind", "pcie"], "--kind: of the calibration that -o writes; give -o"),
-        (["--nominal", "25", "--lanes", "2"], "--nominal, --lanes: of the calibration that -o writes; give -o"),
-        (["--name", "mine"], "--name: of the calibration that -o writes; give -o"),
+        (["-o", "x.toml", "--nominal", "25", "--kind", "wire"], "--kind wire: expected one of nvlink"),
+        (["--kind", "wire"], "--kind wire: expected one of nvlink"),
+        (["--kind", "pcie"], "--kind needs -o, which writes a calibration"),
+        (["--nominal", "25", "--lanes", "2"], "--nominal, --lanes needs -o, which writes a calibration"),
+        (["--name", "mine"], "--name needs -o, which writes a calibration"),
         (["no-such-file"], "no-such-file cannot be read"),
         (["-", "-"], "standard input can be read once"),
     ],
 )
-def test_mistakes_are_told(blink, log, tmp_path, monkeypatch, arguments, message):
+def test_mistakes_are_refused(blink, log, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     ended = blink("calibrate", log, *arguments)
     assert (ended.code, message in ended.err) == (2, True), ended.err
@@ -141,4 +141,4 @@ def test_a_file_that_is_no_log(blink, tmp_path):
     path.write_bytes(b"\xff\x00 nothing")
     blink("calibrate", path).assert_refused("no measurement; expected")
     path.write_bytes(b" " * (9 << 20))
-    assert "larger than 8 MiB" in blink("calibrate", path).err
+    assert "expected a log of at most 8 MiB, got more" in blink("calibrate", path).err

@@ -18,10 +18,10 @@ def test_a_graph_file_is_checked_and_timed_like_a_plan(blink) -> None:
     assert json.loads(timed.out)["collective"] == "allreduce"
 
 
-def test_what_a_graph_file_lacks_is_asked_for(blink, tmp_path) -> None:
-    blink("check", SAMPLE).assert_refused("a graph file has no links: give --topo SPEC")
+def test_a_graph_file_needs_its_machine(blink, tmp_path) -> None:
+    blink("check", SAMPLE).assert_refused("an NCCL graph file has no links: give its machine as --topo SPEC")
     blink("check", SAMPLE, "--topo", "dgx-1v", "--links", "pcie").assert_refused("--links pcie")
-    blink("sim", SAMPLE).assert_refused("a graph file has no links: give --topo SPEC")
+    blink("sim", SAMPLE).assert_refused("an NCCL graph file has no links: give its machine as --topo SPEC")
     cut = tmp_path / "cut.xml"
     cut.write_bytes(SAMPLE.read_bytes()[:90])
     blink("check", cut, "--topo", "dgx-1v").assert_refused("not well-formed XML")

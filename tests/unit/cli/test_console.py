@@ -1,4 +1,4 @@
-"""Where output goes, when it is coloured, and how a bar behaves."""
+"""Destinations of output, colours, and the progress bar."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def test_a_path_is_tried_without_leaving_a_trace(tmp_path):
     path = tmp_path / "run.json"
     console.check_writable(path)
     assert not path.exists()
-    path.write_text("kept")
+    path.write_text("content")
     console.check_writable(path)
-    assert path.read_text() == "kept"
+    assert path.read_text() == "content"
 
 
 def test_an_encoding_that_lacks_the_arrows_does_no_harm():

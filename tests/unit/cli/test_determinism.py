@@ -1,4 +1,4 @@
-"""The same input gives byte-identical plans and topologies in another process with another hash seed."""
+"""Plans and topologies of the same input are byte-identical in processes with different hash seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.examples import ALL_TESTS
 
-#: Topology → algorithms to ask; those that refuse must refuse in the same words.
+#: Topology → algorithms; those that refuse must refuse with the same message.
 TOPOLOGIES = {
     "dgx-1v": ["optimal", "blink"],
     "dgx-1v --gpus 1,4,5,6": [*ALGORITHMS],
@@ -22,7 +22,7 @@ TOPOLOGIES = {
     "random:6:seed=5:directed": ["optimal", "blink"],
     "pcie-8gpu --gpus 0,2,5": ["optimal", "ring"],
 }
-#: On whole machines, where plans take longest: what is rooted, what sums, what gathers.
+#: Collectives on whole machines, where plans take longest: one rooted, one that reduces, one that gathers.
 WHOLE = ("broadcast", "allreduce", "allgather")
 SCRIPT = """
 import contextlib, io, sys
@@ -40,7 +40,7 @@ for number, command in enumerate(commands):
 
 
 def _commands():
-    """A merge waits for every second pair of algorithm and collective, on the next topology for the others."""
+    """All commands. ``make test`` skips every second pair of algorithm and collective, others on each topology."""
     for number, (spec, algorithms) in enumerate(TOPOLOGIES.items()):
         topology, _, gpus = spec.partition(" --gpus ")
         for row, algorithm in enumerate(algorithms):

@@ -1,4 +1,4 @@
-"""One total table from errors to exit codes, and every code reached through the command line."""
+"""The table from errors to exit codes is total, and every code is reached through the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_table_names_every_class_that_the_package_raises(kind):
 
 
 class RendezvousError(errors.CommunicationError):
-    """A class that the table does not name."""
+    """An error class that the table lacks."""
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_3_where_no_laboratory_can_be_built(blink, monkeypatch):
     )
     ended = blink("lab", "broadcast", "--topo", "ring:3")
     assert ended.code == 3
-    assert "there can be no laboratory here: it needs the command tc, which is not there; install iproute2" in ended.err
+    assert "links cannot be emulated here: it needs the command tc, which is not there; install iproute2" in ended.err
 
 
 def test_3_where_namespaces_are_not_allowed(blink, monkeypatch):

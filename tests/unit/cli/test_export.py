@@ -1,4 +1,4 @@
-"""``blink export``: what it prints and writes, what it refuses, and with which exit code."""
+"""``blink export``: output, files, refusals, and exit codes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_the_code_is_printed_written_and_in_the_json(blink, plan, tmp_path) -> N
     written = blink("export", plan, "--to", "cuda", "-o", target)
     assert (written.code, written.out) == (0, "")
     assert target.read_text(encoding="utf-8") == printed.out
-    found = json.loads(blink("export", plan, "--to", "cuda", "--json").out)
-    assert list(found) == ["schema_version", "format", "collective", "ranks", "program", "files"]
-    assert found["files"] == [{"name": "allreduce.cu", "text": printed.out}]
-    assert (found["schema_version"], found["format"], found["ranks"]) == (2, "cuda", [1, 4, 5, 6])
+    document = json.loads(blink("export", plan, "--to", "cuda", "--json").out)
+    assert list(document) == ["schema_version", "format", "collective", "ranks", "program", "files"]
+    assert document["files"] == [{"name": "allreduce.cu", "text": printed.out}]
+    assert (document["schema_version"], document["format"], document["ranks"]) == (2, "cuda", [1, 4, 5, 6])
 
 
 def test_a_plan_comes_from_standard_input_too(blink, plan, monkeypatch) -> None:
@@ -51,11 +51,11 @@ def test_a_plan_comes_from_standard_input_too(blink, plan, monkeypatch) -> None:
         assert blink("export", "-", "--to", "cuda").out == blink("export", plan, "--to", "cuda").out
 
 
-def test_unknown_formats_are_refused_with_those_there_are(blink, plan) -> None:
+def test_unknown_formats_are_refused_with_a_list(blink, plan) -> None:
     blink("export", plan, "--to", "ptx").assert_refused("unknown format 'ptx'; expected one of cuda")
 
 
-def test_what_is_no_plan_is_refused(blink, tmp_path) -> None:
+def test_a_file_without_a_plan_is_refused(blink, tmp_path) -> None:
     nothing = tmp_path / "nothing.json"
     assert blink("export", nothing, "--to", "cuda").code == 2
     nothing.write_text("{}")
@@ -75,14 +75,14 @@ def test_a_false_plan_is_not_exported(blink, plan, tmp_path) -> None:
     assert not target.exists()
 
 
-def test_what_the_code_cannot_say_is_refused_with_the_reason(blink, plan, monkeypatch) -> None:
+def test_a_plan_beyond_the_limits_of_generated_code_is_refused_with_the_reason(blink, plan, monkeypatch) -> None:
     monkeypatch.setattr("blinkccl.codegen.channels.MAX_ENDS", 5)
     blink("export", plan, "--to", "cuda").assert_refused(
         "(root of share 0) receives from 3 and sends to 3 ranks at once: generated code serves 5 ends"
     )
 
 
-def test_where_it_goes_is_tried_first(blink, plan, tmp_path) -> None:
+def test_an_unwritable_file_is_refused(blink, plan, tmp_path) -> None:
     blink("export", plan, "--to", "cuda", "-o", tmp_path / "none" / "code.cu").assert_refused("cannot be written")
 
 
@@ -113,12 +113,12 @@ def test_traces_are_a_file_per_rank(blink, plan, tmp_path) -> None:
     assert (wrote.code, wrote.out) == (0, "")
     assert wrote.err == "".join(f"blink: wrote {target}.{rank}.et\n" for rank in range(4))
     assert not target.exists()
-    found = json.loads(blink("export", plan, "--to", "chakra", "-s", "1M", "--json").out)
-    for rank, file in enumerate(found["files"]):
+    document = json.loads(blink("export", plan, "--to", "chakra", "-s", "1M", "--json").out)
+    for rank, file in enumerate(document["files"]):
         assert file["name"] == f"allreduce.{rank}.et"
         assert b64decode(file["base64"]) == (tmp_path / f"ar.{rank}.et").read_bytes()
     blink("export", plan, "--to", "chakra", "-s", "1M").assert_refused(
-        "a file of bytes per rank: give -o PREFIX, or --json"
+        "--to chakra writes one binary file per rank: give -o PREFIX, or --json"
     )
     blink("export", plan, "--to", "chakra", "-o", target).assert_refused(
         "Chakra is for one size: give the size with -s"
@@ -129,5 +129,5 @@ def test_traces_are_a_file_per_rank(blink, plan, tmp_path) -> None:
     (tmp_path / "other.2.et").mkdir()
     blink("export", plan, "--to", "chakra", "-s", "1M", "-o", tmp_path / "other").assert_refused("cannot be written")
     assert not (tmp_path / "other.0.et").exists()
-    with pytest.raises(UsageError, match="chakra is a file of bytes per rank, which blink export --to chakra"):
+    with pytest.raises(UsageError, match="chakra is one binary file per rank, and no text: use blink export --to"):
         blinkccl.load(plan).export("chakra", size="1M")

@@ -1,4 +1,4 @@
-"""``blink export --to mscclpp``, and ``blink check`` of what it writes and of other people's files."""
+"""``blink export --to mscclpp``, and ``blink check`` of its files and of other tools' files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from support import foreign_files
 
 
-def test_what_is_exported_is_checked(blink, tmp_path) -> None:
+def test_an_exported_plan_is_checked(blink, tmp_path) -> None:
     plan, out = tmp_path / "p.json", tmp_path / "plan.json"
     assert blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", plan).code == 0
     assert blink("export", plan, "--to", "mscclpp", "--in-place", "-o", out).code == 0
@@ -19,10 +19,10 @@ def test_what_is_exported_is_checked(blink, tmp_path) -> None:
     assert document["plans"][0]["in_place"] is True
     blink("check", out, "--topo", "dgx-1v").assert_refused("names no links: leave --topo and --links out")
     for verb in (("sim", out), ("export", out, "--to", "cuda")):
-        blink(*verb).assert_refused("a plan of MSCCL++ has no links or trees; blink check says whether it is right")
+        blink(*verb).assert_refused("expected a plan of blink, got an MSCCL++ execution plan; blink check verifies it")
 
 
-def test_notes_say_what_files_do_not(blink, tmp_path) -> None:
+def test_notes_state_the_limits_of_files(blink, tmp_path) -> None:
     plan = tmp_path / "p.json"
     assert blink("plan", "broadcast", "--topo", "dgx-1v", "--gpus", "0-4", "--root", "2", "-o", plan).code == 0
     wrote = blink("export", plan, "--to", "mscclpp")
@@ -36,7 +36,7 @@ def test_notes_say_what_files_do_not(blink, tmp_path) -> None:
     blink("export", plan, "--to", "msccl").assert_refused("was removed: blink export --to mscclpp writes")
 
 
-def test_a_wrong_file_is_a_failed_check_and_a_broken_one_is_none(blink, tmp_path) -> None:
+def test_a_wrong_file_fails_the_check_and_a_broken_one_is_refused(blink, tmp_path) -> None:
     file = tmp_path / "wrong.json"
     file.write_text(foreign_files.text(foreign_files.put_reduce_scatter()).replace('"sem_release"', '"nop"'))
     wrong = blink("check", file)

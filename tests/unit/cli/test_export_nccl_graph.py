@@ -1,4 +1,4 @@
-"""``blink export --to nccl-graph``: the rings of a plan for NCCL, read back, and what is refused."""
+"""``blink export --to nccl-graph``: the rings of a plan for NCCL are read back; other plans are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JOBS = [
 
 
 @pytest.mark.parametrize(("spec", "ranks"), JOBS)
-def test_what_is_written_is_read_back_as_the_same_plan(spec, ranks) -> None:
+def test_a_written_graph_is_read_back_as_the_same_plan(spec, ranks) -> None:
     forest, machine = plan(spec, ranks), parse_spec(spec)
     (file,) = exported(lower(forest), forest, "nccl-graph", machine=machine)
     again = forest_of(nccl_graph.parse(file.text, file.name), machine)
@@ -77,7 +77,7 @@ def test_the_command_takes_the_machine(blink, tmp_path) -> None:
     blink("export", path, "--to", "nccl-graph").assert_refused("plan with --algo ring")
 
 
-def test_trees_are_refused_with_what_to_do() -> None:
+def test_trees_are_refused_with_a_remedy() -> None:
     forest = plan("dgx-1v", (1, 4, 5, 6), algorithm="optimal")
     with pytest.raises(UnsupportedError, match=r"is no ring through all GPUs.*--algo ring"):
         exported(lower(forest), forest, "nccl-graph")
@@ -105,7 +105,7 @@ def test_comments_say_the_bound_and_both_sides_of_the_model() -> None:
 
 
 def test_a_plan_over_pcie_is_refused_where_nccl_goes_through_a_gpu() -> None:
-    """NCCL 2.4 fell back to PCIe here; later ones take NVLink through the GPU between, at over three times that."""
+    """NCCL 2.4 fell back to PCIe here; later versions use NVLink through another GPU, over three times as fast."""
     forest = plan("dgx-1v", (1, 4, 5, 6))
     with pytest.raises(UnsupportedError, match="through another GPU of the job"):
         exported(lower(forest), forest, "nccl-graph", machine=parse_spec("dgx-1v"))

@@ -1,4 +1,4 @@
-"""``blink --man``: every verb and option is on the page, and roff takes it without a word."""
+"""``blink --man``: every verb and option is on the page, and groff accepts it without a warning."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_roff_takes_it(blink) -> None:
     groff = shutil.which("groff")
     if groff is None:
         pytest.skip("groff is not installed")
-    made = subprocess.run(
+    page = subprocess.run(
         [groff, "-man", "-ww", "-K", "utf8", "-T", "utf8"],
         input=blink("--man").out,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (made.returncode, made.stderr) == (0, "")
-    assert "blink explain allreduce" in made.stdout
+    assert (page.returncode, page.stderr) == (0, "")
+    assert "blink explain allreduce" in page.stdout

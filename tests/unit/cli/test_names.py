@@ -1,4 +1,4 @@
-"""Names that people type: lists of them, near misses, two places for one; what is installed; completion by shells."""
+"""Typed names: lists, near misses, the two places of a topology; the version; completion in shells."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def test_the_list_has_all_machines_and_rules(blink: Any) -> None:
     rows = [line.split()[0] for line in printed.splitlines()]
     assert rows[1 : 1 + len(CATALOG)] == list(CATALOG)
     assert all(family.form in rows for family in FAMILIES.values())
-    found = json.loads(blink("topo", "--list", "--json").out)
-    assert [row["name"] for row in found["machines"]] == list(CATALOG)
-    assert {other: row["name"] for row in found["machines"] for other in row["also"]} == ALIASES
+    document = json.loads(blink("topo", "--list", "--json").out)
+    assert [row["name"] for row in document["machines"]] == list(CATALOG)
+    assert {other: row["name"] for row in document["machines"] for other in row["also"]} == ALIASES
     blink("topo", "dgx-1v", "--list").assert_refused("leave dgx-1v out")
 
 
@@ -35,7 +35,7 @@ def test_the_list_has_all_machines_and_rules(blink: Any) -> None:
         ("sim allreduce dgx-1v --algo nccl2.30", "nccl-2.30"),
     ],
 )
-def test_a_near_miss_is_told_what_was_meant(blink: Any, command: str, meant: str) -> None:
+def test_a_near_miss_gets_a_suggestion(blink: Any, command: str, meant: str) -> None:
     blink(*command.split()).assert_refused(f"(did you mean '{meant}'?)")
 
 
@@ -47,12 +47,12 @@ def test_a_topology_stands_behind_the_collective_or_after_topo(blink: Any, verb:
 
 
 def test_the_version_says_what_is_installed(blink: Any) -> None:
-    found = json.loads(blink("--version", "--json").out)
+    document = json.loads(blink("--version", "--json").out)
     text = blink("--version").out
-    assert text.startswith(f"blink {found['blink']}\npython    CPython {platform.python_version()}\n")
-    assert list(found["packages"]) == ["numpy", "highspy", "torch"]
-    assert (found["native"]["library"] is None) == (found["native"]["why_not"] is not None)
-    blink("--json", "plan", "allreduce").assert_refused("--json in front of the verb is for --version")
+    assert text.startswith(f"blink {document['blink']}\npython    CPython {platform.python_version()}\n")
+    assert list(document["packages"]) == ["numpy", "highspy", "torch"]
+    assert (document["native"]["library"] is None) == (document["native"]["why_not"] is not None)
+    blink("--json", "plan", "allreduce").assert_refused("--json before the verb belongs to --version")
 
 
 def test_the_version_says_why_there_is_no_library(blink: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""No verb prints beyond a terminal's width, and none leaves out for it what it prints into a pipe."""
+"""No verb prints lines wider than the terminal, and all print the same words there as into a pipe."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from blinkccl.nccl.call_report import ReportedCalls, ReportedCommunicator
 from blinkccl.runtime.dump import GroupState, RankState
 from blinkccl.show.job_text import job_text
 
-#: What is typed, and files that it reads: {plan} of ``blink plan``, {false} one whose rate is wrong,
-#: {bench} of ``blink bench --json``.
+#: Commands, and their files: {plan} of ``blink plan``, {false} with a wrong rate, {bench} of ``blink bench --json``.
 SAME = {
     "topo": "topo dgx-1v",
     "topo-16": "topo '2x dgx-1v @ 40Gbps'",
@@ -36,7 +35,7 @@ SAME = {
     "tune": "tune -g 2 --show",
     "calibrate": "calibrate {bench}",
 }
-#: A narrow plan has a table of loads without bars; what is measured is another time another number.
+#: Commands with other words on a narrow terminal: a plan's table of loads has no bars, and measured numbers vary.
 OTHER = {
     "plan": "plan allreduce --topo dgx-1v --gpus 1,4,5,6",
     "plan-size": "plan allreduce --topo dgx-1p --gpus 0-3 --size 64M",
@@ -48,20 +47,20 @@ OTHER = {
     "version": "--version",
 }
 CORPUS = Path(__file__).parents[2] / "doctor/corpus"
-#: Names of files, commands and processors are not broken, nor are lines to be copied.
+#: Lines that are not wrapped: names of files, commands and processors, and commands to copy.
 _UNBROKEN = re.compile(r"\s*(\S+|blink .*)")
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Where those files are."""
+    """The paths of these files."""
     folder = tmp_path_factory.mktemp("files")
     return {name: folder / f"{name}.json" for name in ("plan", "false", "bench")}
 
 
 @pytest.fixture
 def typed(blink, files, monkeypatch, tmp_path):
-    """Runs what is typed on a terminal of so many columns, or into a pipe."""
+    """A function that runs a command on a terminal of ``width`` columns, or with None into a pipe."""
     monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
 
     def run(line, width):
@@ -76,7 +75,7 @@ def typed(blink, files, monkeypatch, tmp_path):
 
 
 def beyond(text, width):
-    """Lines that are too long, and need not be."""
+    """The lines that are too long although they can be wrapped."""
     return [line for line in text.split("\n") if len(line) > width and not _UNBROKEN.fullmatch(line)]
 
 
@@ -108,19 +107,19 @@ def test_tables_in_a_pipe_have_a_line_per_row(typed):
 
 def test_a_bench_says_which_columns_have_no_room(typed):
     text = typed(OTHER["bench"], 40)
-    told = " ".join(re.search(r"^# float, sum.*?\n#\n", text, re.MULTILINE | re.DOTALL)[0].replace("#", "").split())
-    assert told.startswith("float, sum, root -1; out of place, in place. Without count, algbw,")
-    assert "%bound: a wider terminal, a pipe and --json have them" in told
+    head = " ".join(re.search(r"^# float, sum.*?\n#\n", text, re.MULTILINE | re.DOTALL)[0].replace("#", "").split())
+    assert head.startswith("float, sum, root -1; out of place, in place. Without count, algbw,")
+    assert "%bound: a wider terminal, a pipe and --json have them" in head
     assert re.search(r"^ +4096  out +[\d.]+ +[\d.]+ +0\n +in +[\d.]+ +[\d.]+ +0$", text, re.MULTILINE), text
     assert "Without" not in typed("bench allreduce -g 2 -b 4K -n 2 --rounds 1", 120)
 
 
-def test_ranks_that_are_alike_are_one_row(typed):
+def test_equal_ranks_are_one_row(typed):
     assert "         GPU0-71\nGPU0-71  NV18\n" in typed("topo gb200-nvl72", None)
     assert "GPU0-7   NV12    NET      0\nGPU8-15  NET     NV12     1\n" in typed("topo '2x dgx-a100'", None)
 
 
-def test_a_live_job_is_told_on_a_narrow_terminal():
+def test_a_live_job_is_printed_on_a_narrow_terminal():
     call, awaits = "allreduce of 64M of float32", "for chunk 1 of rank 1"
     ranks = (
         RankState(0, 1234, "waiting", 3, call, awaits, 1, 0, chunk=1, waiting_s=4.5),
@@ -133,7 +132,7 @@ def test_a_live_job_is_told_on_a_narrow_terminal():
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_a_report_of_calls_is_told_on_a_narrow_terminal(monkeypatch, width):
+def test_a_report_of_calls_is_printed_on_a_narrow_terminal(monkeypatch, width):
     calls = ReportedCalls(
         "allreduce", "float32", "sum", 1 << 20, 1 << 26, "blink", "Simple", 1200, 1 << 30, "the fastest"
     )

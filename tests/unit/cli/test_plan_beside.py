@@ -1,4 +1,4 @@
-"""``blink plan``: what stands beside a plan."""
+"""``blink plan``: the lines below a plan, and orders of sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 
-def test_what_switches_could_add_up_is_said_beside_an_allreduce(blink):
+def test_an_allreduce_names_the_rate_of_in_network_reduction(blink):
     ended = blink("plan", "allreduce", "--topo", "hgx-h100")
     assert (
         "switch  450 GB/s algbw where NVSwitch adds up and multicasts too (1 tree; nothing is faster, by the links "
@@ -26,11 +26,11 @@ def test_what_switches_could_add_up_is_said_beside_an_allreduce(blink):
 
 def test_the_trees_of_switches_are_a_plan(blink, tmp_path):
     file = str(tmp_path / "plan.json")
-    said = blink("plan", "allreduce", "--topo", "2x dgx-a100 @ switches=sharp", "--algo", "in_switch", "-o", file).out
-    assert "bound   8 units = 200 GB/s: optimal\n" in said
-    assert "in them 16 = 0/NVSwitch, 31 = 1/NVSwitch" in said
-    assert "proof   no schedule of trees is faster, even if these switches combine and multicast:" in said
-    assert "switch  " not in said
+    text = blink("plan", "allreduce", "--topo", "2x dgx-a100 @ switches=sharp", "--algo", "in_switch", "-o", file).out
+    assert "bound   8 units = 200 GB/s: optimal\n" in text
+    assert "in them 16 = 0/NVSwitch, 31 = 1/NVSwitch" in text
+    assert "proof   no schedule of trees is faster, even if these switches combine and multicast:" in text
+    assert "switch  " not in text
     checked = blink("check", file)
     assert (checked.code, checked.out.splitlines()[-1]) == (0, "proved")
     refused = blink("check", file, "--topo", "2x dgx-a100")
@@ -52,7 +52,7 @@ def test_the_trees_of_switches_are_a_plan(blink, tmp_path):
     assert timed[0]["seconds"] == beside[0]["seconds"] < beside[1]["seconds"]
 
 
-def test_what_no_engine_runs_is_not_exported(blink, tmp_path):
+def test_in_switch_plans_are_not_exported(blink, tmp_path):
     file = str(tmp_path / "plan.json")
     blink("plan", "allreduce", "--topo", "hgx-h100", "--algo", "in_switch", "-o", file)
     for form, *options in (("cuda",), ("mscclpp",), ("goal", "--size", "1M"), ("chakra", "--json")):
@@ -64,11 +64,11 @@ def test_what_no_engine_runs_is_not_exported(blink, tmp_path):
 
 def test_an_order_and_its_price_stand_in_text_file_and_check(blink, tmp_path):
     plan = str(tmp_path / "plan.json")
-    said = blink(
+    text = blink(
         "plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0-2,4,6", "--deterministic", "order", "-o", plan
     ).out
-    assert "order   0+1+2+(4+6), of every element, whatever the size, chunks and engine\n" in said
-    assert "price   1.43x: order-invariant 35 GB/s, in any orders at most 50 GB/s\n" in said
+    assert "order   0+1+2+(4+6), of every element, whatever the size, chunks and engine\n" in text
+    assert "price   1.43x: order-invariant 35 GB/s, in any orders at most 50 GB/s\n" in text
     checked = blink("check", plan).out
     assert "  ok  order: 0+1+2+(4+6), in every share\n" in checked
     blink("show", plan, "-o", tmp_path / "plan.html")
@@ -87,5 +87,5 @@ def test_an_order_and_its_price_stand_in_text_file_and_check(blink, tmp_path):
 
 
 def test_an_order_and_a_size_exclude_each_other(blink):
-    said = blink("plan", "allreduce", "--topo", "ring:4", "--deterministic", "order", "--size", "1M").err
-    assert "a size chooses trees for it, and deterministic wants the same for all sizes" in said
+    error = blink("plan", "allreduce", "--topo", "ring:4", "--deterministic", "order", "--size", "1M").err
+    assert "a size selects trees for that size, and deterministic needs the same trees at all sizes" in error

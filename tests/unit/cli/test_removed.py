@@ -1,4 +1,4 @@
-"""A removed verb or option answers with one line that names its replacement."""
+"""Removed verbs and options print one line with their replacement."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_a_removed_word_answers_with_one_line(blink: Any, typed: str) -> None:
 
 @pytest.mark.parametrize(("verb", "most"), [("plan", 14), ("sim", 18), ("bench", 16), ("lab", 14)])
 def test_a_verb_has_the_options_of_its_tasks(verb: str, most: int) -> None:
-    """Those of docs/interfaces.md, "The command line"."""
+    """The limits are those of docs/interfaces.md, "The command line"."""
     assert sum(each.param_type_name == "option" for each in command.commands[verb].params) <= most
 
 
 @pytest.mark.parametrize("typed", REMOVED)
-def test_what_was_removed_is_gone(typed: str) -> None:
+def test_a_removed_word_is_no_verb_or_option(typed: str) -> None:
     verb, *option = typed.split()
     if not option:
         assert verb not in command.commands

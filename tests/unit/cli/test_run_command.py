@@ -1,4 +1,4 @@
-"""``blink run``: what the command is given, how it ends, and what is said of its calls."""
+"""``blink run``: the environment of the command, its exit code, and the report of its calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TELL = f"import os; open(os.environ['BLINK_REPORT'], 'a').write({chr(10).join(ma
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """Something that the loader can preload and that does nothing."""
+    """A library for preloading that does nothing."""
     path = tmp_path / "libblink.so"
     source = tmp_path / "empty.c"
     source.write_text("int blink_nothing;\n")
@@ -60,9 +60,9 @@ def library(tmp_path, monkeypatch):
     return path
 
 
-def test_the_command_is_given_library_python_and_report(library):
-    given = environment({"A": "1"}, [library], Path("/r"), {"BLINK_ALGO": "ring"})
-    assert given == {
+def test_the_environment_names_library_python_and_report(library):
+    variables = environment({"A": "1"}, [library], Path("/r"), {"BLINK_ALGO": "ring"})
+    assert variables == {
         "A": "1",
         "LD_PRELOAD": str(library),
         "BLINK_PYTHON": PYTHON,
@@ -91,15 +91,19 @@ def test_options_after_the_command_are_its_own(blink, library, tmp_path):
 def test_a_command_that_cannot_be_started(blink, library, command, code):
     ended = blink("run", "--", command)
     assert ended.code == code
-    (line,) = ended.err.splitlines()  # and nothing about NCCL
+    (line,) = ended.err.splitlines()  # No line on NCCL.
     assert f"{command} cannot be started" in line
 
 
 @pytest.mark.parametrize(
-    ("name", "there", "message"), [("none.so", False, "none.so is not there"), ("a b.so", True, "spaces and colons")]
+    ("name", "exists", "message"),
+    [
+        ("none.so", False, "none.so, named by BLINK_LIBRARY, does not exist"),
+        ("a b.so", True, "with spaces or colons"),
+    ],
 )
-def test_without_a_library_that_the_loader_takes_the_code_is_3(blink, monkeypatch, tmp_path, name, there, message):
-    if there:
+def test_without_a_library_that_can_be_preloaded_the_code_is_3(blink, monkeypatch, tmp_path, name, exists, message):
+    if exists:
         (tmp_path / name).touch()
     monkeypatch.setenv("BLINK_LIBRARY", str(tmp_path / name))
     ended = blink("run", "--", "true")
@@ -115,22 +119,22 @@ def test_mistakes_are_found_before_the_command_starts(blink, library, tmp_path):
 
 
 def test_settings_reach_the_command(blink, library, tmp_path, monkeypatch):
-    target = tmp_path / "seen"
+    target = tmp_path / "values"
     machine = tmp_path / "machine.txt"
     monkeypatch.delenv("BLINK_DEBUG", raising=False)
     machine.write_text("\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X \n")
-    script = "import os; seen = map(os.environ.get, ('BLINK_ALGO', 'BLINK_TOPO', 'BLINK_DEBUG')); "
-    script += f"open({str(target)!r}, 'w').write(' '.join(map(str, seen)))"
+    script = "import os; values = map(os.environ.get, ('BLINK_ALGO', 'BLINK_TOPO', 'BLINK_DEBUG')); "
+    script += f"open({str(target)!r}, 'w').write(' '.join(map(str, values)))"
     assert blink("run", "--algo", "nccl", "--topo", machine, "--", PYTHON, "-c", script).code == 0
-    assert target.read_text() == f"nccl {machine} None"  # a level would overrule the program's own NCCL_DEBUG
+    assert target.read_text() == f"nccl {machine} None"  # A level would override the program's NCCL_DEBUG.
 
 
-def test_where_no_call_was_seen_likely_causes_are_named(blink, library, monkeypatch):
-    monkeypatch.setenv("BLINK_CUDA_LIB", str(library))  # there is a driver
+def test_without_a_call_likely_causes_are_named(blink, library, monkeypatch):
+    monkeypatch.setenv("BLINK_CUDA_LIB", str(library))  # Stands for a driver.
     ended = blink("run", "--", "true")
     assert ended.code == 0
     assert ended.out == ""
-    assert "libblink.so was not used: no NCCL call was seen" in ended.err
+    assert "libblink.so was not used: it received no NCCL call" in ended.err
     assert f"VLLM_NCCL_SO_PATH={library}" in ended.err
     assert blink("run", "--require", "--", "true").code == 1
     assert blink("run", "--require", "--", PYTHON, "-c", "raise SystemExit(5)").code == 5
@@ -140,16 +144,16 @@ def test_without_a_driver_it_says_so(blink, library, monkeypatch, tmp_path):
     monkeypatch.setenv("BLINK_CUDA_LIB", str(tmp_path / "libcuda.so.1"))
     ended = blink("run", "--", "true")
     assert ended.code == 0
-    assert f"libblink.so was not used: {tmp_path}/libcuda.so.1 cannot be opened, without which NCCL has no" in ended.err
+    assert f"libblink.so was not used: {tmp_path}/libcuda.so.1 cannot be opened, so NCCL has no GPU" in ended.err
     assert "Likely causes" not in ended.err
 
 
-def test_what_became_of_the_calls_is_told_by_communicator(blink, library, tmp_path):
+def test_the_calls_of_each_communicator_are_reported(blink, library, tmp_path):
     target = tmp_path / "used.json"
     ended = blink("run", "--require", "--report", target, "--", PYTHON, "-c", TELL)
     assert ended.code == 0
     lines = ended.err.splitlines()
-    assert lines[0] == "blink: 1 communicator of 2 processes: Blink took 4 calls per rank, NCCL 1"
+    assert lines[0] == "blink: 1 communicator of 2 processes: Blink ran 4 calls per rank, NCCL 1"
     assert lines[1] == "blink:   communicator abababab, 2 ranks, process 10, 11"
     assert " ".join(lines[2].split()) == "blink: allreduce float32 sum 512 to 4K 4 calls Blink, ll"
     assert lines[3].strip() == "blink:       faster"
@@ -163,7 +167,7 @@ def test_what_became_of_the_calls_is_told_by_communicator(blink, library, tmp_pa
 
 @pytest.mark.parametrize("reported", [[], [10]])
 def test_ranks_that_were_killed_are_counted_and_named(blink, library, tmp_path, reported):
-    """Marks tell who made calls; the process that reported is told as ever."""
+    """Marks name the ranks that made calls; a process that wrote its report is reported as usual."""
     rank = {"nranks": 2, "comm": "ab" * 8, "state": "nccl"}
     lines = [{**rank, "rank": pid - 10, "pid": pid, "mark": "begin"} for pid in (10, 11)]
     if reported:
@@ -176,16 +180,15 @@ def test_ranks_that_were_killed_are_counted_and_named(blink, library, tmp_path, 
     silent = [pid for pid in (10, 11) if pid not in reported]
     named = ", ".join(f"process {pid} (rank {pid - 10})" for pid in silent)
     assert (
-        f"blink: {len(silent)} of 2 processes that called NCCL ended before all that became of the calls was reported: "
-        f"{named}\n"
+        f"blink: {len(silent)} of 2 processes that called NCCL ended before reporting all calls: {named}\n"
     ) in ended.err
     assert "was not used" not in ended.err
-    assert ("Blink took 4 calls" in ended.err) == bool(reported)
+    assert ("Blink ran 4 calls" in ended.err) == bool(reported)
     document = json.loads(target.read_text())
     assert (document["used"], [each["pid"] for each in document["silent"]]) == (True, silent)
 
 
-def test_a_communicator_that_was_reported_is_told_though_its_process_is_killed_in_another(blink, library):
+def test_a_reported_communicator_is_printed_though_its_process_is_killed_in_another(blink, library):
     first = {"nranks": 2, "comm": "ab" * 8, "state": "nccl", "pid": 10, "rank": 0}
     other = {**first, "rank": 1, "comm": "cd" * 8}
     own = [row for row in ROWS if row["pid"] == 10]
@@ -196,7 +199,7 @@ def test_a_communicator_that_was_reported_is_told_though_its_process_is_killed_i
     heading, communicators, group, *_ = ended.err.splitlines()
     assert heading.startswith("blink: 1 of 1 process that called NCCL ended before ")
     assert heading.endswith(": process 10 (rank 1)")
-    assert communicators.startswith("blink: 1 communicator of 1 process: Blink took 4 calls per rank")
+    assert communicators.startswith("blink: 1 communicator of 1 process: Blink ran 4 calls per rank")
     assert group == "blink:   communicator abababab, 2 ranks, process 10"
     assert "cdcdcdcd" not in ended.err
 
@@ -205,7 +208,7 @@ def test_lines_that_cannot_be_read_are_counted(blink, library):
     spoiled = TELL + "; open(os.environ['BLINK_REPORT'], 'a').write('{\"pid\": 1')"
     ended = blink("run", "--", PYTHON, "-c", spoiled)
     assert "1 line of the report could not be read" in ended.err
-    assert "Blink took 4 calls" in ended.err
+    assert "Blink ran 4 calls" in ended.err
 
 
 def test_reasons_cannot_move_the_cursor(blink, library):
@@ -249,7 +252,7 @@ def test_the_example_ends_with_a_message_where_it_cannot_run():
 
 @pytest.fixture
 def example(doubles, session_cache, monkeypatch):
-    """Runs the example on doubles of GPUs and NCCL, with what they need in the environment; all its lines are had."""
+    """A function that runs the example on doubles of GPUs and NCCL, and returns the lines of its stderr."""
     root = Path(__file__).resolve().parents[3]
     libraries = [find_library(name, "BLINK_UNSET") for name in ("libblink.so", "libblink_device.so")]
     if None in libraries:
@@ -278,7 +281,7 @@ def example(doubles, session_cache, monkeypatch):
 
 
 def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(example, tmp_path):
-    """The whole road: preload, cards, planner, generated code, launch, report; only GPUs and NCCL are doubles."""
+    """The whole path runs: preload, cards, planner, generated code, launch, report; only GPUs and NCCL are doubles."""
     target = tmp_path / "used.json"
     assert not [line for line in example("--require", "--report", target) if "WARN" in line]
     document = json.loads(target.read_text())
@@ -288,25 +291,25 @@ def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(example, tmp_path
     assert row["why"].startswith("BLINK_ALGO=optimal; blink optimal")
 
 
-NOT_COMPILED = "blink: WARNING: NCCL ran all of 1 communicator: the plan's code was not compiled: "
+NOT_COMPILED = "blink: WARNING: NCCL ran all calls of 1 communicator: the plan's code was not compiled: "
 
 
 def test_where_no_compiler_serves_the_gpu_a_line_installs_one(example, monkeypatch):
-    """When the communicator is made, and behind the job once more."""
+    """The line is printed when the communicator is created, and once more after the job."""
     monkeypatch.delenv("BLINK_NVCC")
-    monkeypatch.setenv("BLINK_DOUBLE_ARCH", "99")  # which none knows
+    monkeypatch.setenv("BLINK_DOUBLE_ARCH", "99")  # Unknown to every compiler.
     monkeypatch.setenv("BLINK_DOUBLE_DRIVER", "12040")
     install = f"no compiler for sm_99; install one: {PYTHON} -m pip install --upgrade nvidia-cuda-nvrtc-cu12 ("
     first, total, again, *_ = example()
     assert f"BLINK WARN nothing runs on trees: the plan's code was not compiled: {install}" in first
-    assert total == "blink: 1 communicator of 1 process: Blink took 0 calls per rank, NCCL 1"
+    assert total == "blink: 1 communicator of 1 process: Blink ran 0 calls per rank, NCCL 1"
     assert again.startswith(f"{NOT_COMPILED}{install}")
 
 
-def test_where_a_compiler_fails_its_own_words_are_told(example, monkeypatch, tmp_path):
+def test_the_message_of_a_failed_compiler_is_printed(example, monkeypatch, tmp_path):
     monkeypatch.delenv("BLINK_NVCC")
     monkeypatch.setenv("BLINK_NVRTC_LIB", str(nvrtc_wheel(tmp_path / "wheel")))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where what was refused stays
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # Refused code is kept there.
     (line,) = [line for line in example() if line.startswith(NOT_COMPILED)]
     assert line.startswith(
         f"{NOT_COMPILED}libnvrtc.so.13 refuses the generated code (exit code 1); text and log lie in "
@@ -314,6 +317,6 @@ def test_where_a_compiler_fails_its_own_words_are_told(example, monkeypatch, tmp
     assert line.endswith(": blink.cu(1): error: no licence nvrtcCompileProgram: NVRTC_ERROR_COMPILATION")
 
 
-def test_an_order_that_nobody_would_keep_is_refused(blink, monkeypatch):
+def test_an_order_of_sums_is_refused_for_mpi(blink, monkeypatch):
     monkeypatch.setenv("BLINK_DETERMINISTIC", "order")
-    assert "BLINK_DETERMINISTIC=order is not kept for calls of MPI" in blink("run", "--mpi", "--", "true").err
+    assert "BLINK_DETERMINISTIC=order is not supported with --mpi" in blink("run", "--mpi", "--", "true").err

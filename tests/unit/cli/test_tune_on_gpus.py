@@ -1,4 +1,4 @@
-"""``blink tune`` on GPUs: what it refuses, and what it says of tables that are there, before anything is measured."""
+"""``blink tune`` on GPUs, before any measurement: refusals, and the output of existing tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_gpus_that_are_renumbered_are_refused(blink, path, monkeypatch):
     blink("tune", "--topo", "clique:3").assert_refused("unset it, and name GPUs by --gpus as nvidia-smi numbers them")
 
 
-def test_a_topology_that_only_we_have_read_is_refused(blink, path, monkeypatch):
+def test_a_topology_on_standard_input_is_refused(blink, path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(write(parse_spec("clique:3")).encode())))
     blink("tune", "--topo", "-").assert_refused("every process reads the topology itself")
 
@@ -46,9 +46,9 @@ def test_without_a_driver_it_says_so(blink, path, monkeypatch):
     assert path.read_bytes() == before
 
 
-def test_the_table_there_is_is_shown(blink, path):
+def test_an_existing_table_is_shown(blink, path):
     show = ("tune", "--topo", "clique:3", "--show")
-    assert blink(*show).out == f"{path}\nnothing yet\n"
+    assert blink(*show).out == f"{path}\nnothing is measured yet\n"
     tables.write(path, TABLE)
     shown = blink(*show).out
     assert "GPUs 0-2 of clique:3: somebody\n" in shown
@@ -58,4 +58,4 @@ def test_the_table_there_is_is_shown(blink, path):
     path.write_bytes(b'{"machine": 3')
     damaged = blink(*show)
     assert "is no table of measurements" in damaged.err
-    assert "what is measured takes its place" in damaged.err
+    assert "new measurements replace it" in damaged.err

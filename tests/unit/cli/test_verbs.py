@@ -1,4 +1,4 @@
-"""What the verbs print and write: keys that are promised, files, and how they fit together."""
+"""Output of the verbs: documented JSON fields, and files that other verbs read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAN_KEYS = (
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_plan_json_has_what_is_promised(blink, name):
+def test_plan_json_has_the_documented_fields(blink, name):
     plan = json.loads(blink("plan", name, "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--json").out)
     assert set(plan) >= set(PLAN_KEYS.split())
     assert plan["schema_version"] == 2
@@ -33,10 +33,10 @@ def test_plan_json_has_what_is_promised(blink, name):
 
 def test_plans_on_stdout_and_with_a_byte_order_mark(blink, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = ("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0-3", "-o")
-    written = blink(*asked, "-")
+    command = ("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0-3", "-o")
+    written = blink(*command, "-")
     assert (written.code, list(tmp_path.iterdir())) == (0, [])
-    blink(*asked, "plan.json")
+    blink(*command, "plan.json")
     assert Path("plan.json").read_text() == written.out
     Path("plan.json").write_text("\ufeff" + written.out)
     assert "proved" in blink("check", "plan.json").out
@@ -76,7 +76,7 @@ def test_a_written_plan_has_no_time_and_checks(blink, tmp_path):
 
 
 def _changed_plan(blink, path, change, collective, *options):
-    """Writes a plan on a DGX-1V with these options, changed."""
+    """Write a plan on a DGX-1V with ``options``, after ``change``."""
     blink("plan", collective, "--topo", "dgx-1v", *options, "-o", path)
     plan = json.loads(path.read_text())
     change(plan)
@@ -134,7 +134,7 @@ def test_standard_input_as_topology_and_plan(blink, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "violation"),
     [
         (lambda plan: plan["shares"][0]["broadcast"].pop(0), "rank 0 never gets slice 0"),
         (lambda plan: plan["shares"][0]["reduce"][0].reverse(), "rank 2, channel 0, step"),
@@ -146,31 +146,31 @@ def test_standard_input_as_topology_and_plan(blink, monkeypatch):
     ],
     ids=["lost edge", "edge turned round", "doubled contribution", "weight", "certificate", "no link", "rate"],
 )
-def test_damaged_plans_are_refused(blink, tmp_path, change, found):
+def test_damaged_plans_are_refused(blink, tmp_path, change, violation):
     path = tmp_path / "plan.json"
     _changed_plan(blink, path, change, "allreduce", "--gpus", "1,4,5,6")
     ended = blink("check", path)
     assert ended.code == 1
     assert "refused" in ended.out
-    told = json.loads(blink("check", path, "--json").out)
-    assert told["ok"] is False
-    by = "checker" if "stated" in found else "verifier"
-    texts = [entry["text"] for entry in told["violations"] if entry["by"] == by or not found]
-    assert any(found in text for text in texts)
+    document = json.loads(blink("check", path, "--json").out)
+    assert document["ok"] is False
+    by = "checker" if "stated" in violation else "verifier"
+    texts = [entry["text"] for entry in document["violations"] if entry["by"] == by or not violation]
+    assert any(violation in text for text in texts)
 
 
 def test_check_json(blink, tmp_path):
     path = tmp_path / "plan.json"
     blink("plan", "reduce_scatter", "--topo", "ring:4", "-o", path)
-    found = json.loads(blink("check", path, "--json").out)
-    assert found == {
+    document = json.loads(blink("check", path, "--json").out)
+    assert document == {
         "schema_version": 2,
         "ok": True,
         "collective": "reduce_scatter",
         "algorithm": "optimal",
         "ranks": [0, 1, 2, 3],
-        "rate": found["bound"],
-        "bound": found["bound"],
+        "rate": document["bound"],
+        "bound": document["bound"],
         "optimal": True,
         "plan_schema_version": 2,
         "optimal_on": "the links that the plan lists",
@@ -178,7 +178,7 @@ def test_check_json(blink, tmp_path):
     }
 
 
-def test_topo_json_is_what_a_plan_sees(blink):
+def test_topo_json_has_the_links_of_a_plan(blink):
     topology = json.loads(blink("topo", "dgx-1v", "--json").out)
     assert topology["schema_version"] == 2
     assert topology["unit_gb_per_s"] == 25.0
@@ -193,7 +193,7 @@ def test_topo_json_shows_all_links_if_fast_ones_join_nothing(blink):
     ended = blink("topo", "pcie-8gpu-nvlink-pairs", "--json")
     assert ended.code == 0
     assert {link["kind"] for link in json.loads(ended.out)["links"]} == {"nvlink", "pcie", "smp"}
-    assert "Shown are all links" in ended.err
+    assert "; all links are shown" in ended.err
     assert blink("topo", "pcie-8gpu-nvlink-pairs", "--links", "fast", "--json").code == 2
 
 

@@ -171,4 +171,6 @@ def test_the_verb(blink):
     blink(*job, "--size", "much").assert_refused("--size: not a size in bytes: 'much'")
     assert blink(*job).code == 2
     mixed = ("explain", "allreduce", "-s", "1M", "-g", "2")
-    blink(*mixed, "--gpus", "0-3").assert_refused("-g is for processes of this host, --gpus for GPUs: leave one out")
+    blink(*mixed, "--gpus", "0-3").assert_refused(
+        "-g is for processes on this host's CPUs, --gpus for GPUs: leave one out"
+    )

@@ -99,5 +99,7 @@ def test_the_command_needs_no_plan(blink, tmp_path):
     )
     blink("export", "--to", "nccl-graph", "--topo", "2x dgx-1v @ 40Gbps").assert_refused("in 2 NVLink domains")
     blink("plan", "allreduce", "--topo", "dgx-1v", "--algo", "ring", "-o", tmp_path / "p.json")
-    blink("export", tmp_path / "p.json", "--to", "nccl-graph", "--gpus", "0-3").assert_refused("brings its own ranks")
+    blink("export", tmp_path / "p.json", "--to", "nccl-graph", "--gpus", "0-3").assert_refused(
+        "the plan has its own ranks"
+    )
     assert blink("export", "--topo", "dgx-1v").code == 2
