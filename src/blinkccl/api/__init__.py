@@ -1,4 +1,4 @@
-"""What does a Python program type? The verbs of the command line as functions, whose results are objects.
+"""The Python API: the verbs of the command line as functions that return objects.
 
-The command line parses, calls these, and prints: what a plan is and says, is decided here for both.
+The command line parses, calls these functions, and prints their results.
 """

@@ -1,4 +1,4 @@
-"""A plan as files of another tool, with what its format cannot know: costs of a size, and how NCCL counts links."""
+"""Export of a plan to another tool, with inputs that its format lacks: costs of a size, and NCCL's count of links."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from blinkccl.trees.forest.model import Forest
 def exported(
     program: Program, forest: Forest, to: str, choices: Choices = ANY, machine: Topology | None = None
 ) -> tuple[File, ...]:
-    """The files of a program that the verifier accepts; ``machine`` is the whole one, where somebody said which.
+    """The files of a verified program; ``machine`` is the whole machine, if known.
 
-    UsageError where the format is none, or leaves no such choice; UnsupportedError where it cannot say what is done.
+    UsageError if the format is unknown or has no such choice; UnsupportedError if it cannot express the program.
     """
     row = format_of(to)
     row.check(choices)
@@ -29,7 +29,7 @@ def exported(
 
 
 def packed(machine: Topology, ranks: tuple[int, ...], to: str, choices: Choices = ANY) -> tuple[File, ...]:
-    """What is best for a tool on these GPUs of a machine, without a plan; raises as :func:`exported`."""
+    """The best files for a tool on these GPUs of a machine, without a plan; raises like :func:`exported`."""
     row = format_of(to)
     row.check(choices, plan=False)
     if row.of_rings:
@@ -40,12 +40,12 @@ def packed(machine: Topology, ranks: tuple[int, ...], to: str, choices: Choices 
 
 
 def priced(program: Program, forest: Forest, choices: Choices) -> Choices:
-    """``choices`` with the program bound to their size, in their chunks or those of the simulator's pipeline model."""
+    """``choices`` with the program bound to their size; the simulator's pipeline model is the default of chunks."""
     from blinkccl.cost.simulate.calibration import calibration_for
     from blinkccl.cost.simulate.run import best_chunk_bytes, bind_bytes
 
     size, calibration = choices.size_bytes, calibration_for(forest.topology)
-    assert size is not None  # As the format has checked.
+    assert size is not None  # Checked by the format.
     chunk = choices.chunk_bytes or best_chunk_bytes(program, forest.topology, calibration, size)
     engine = calibration.engine
     costs = CombiningCosts(calibration.name, engine.reduce_us.value, engine.reduce_gb_per_s.value)

@@ -1,4 +1,4 @@
-"""A job as somebody named it: GPUs and ends by the numbers of the topology, turned into ranks."""
+"""Conversion of a job from the topology's numbers of GPUs, root, source and destination to ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blinkccl.topology.spec import parse_gpus
 from blinkccl.trees.algorithms.request import Request
 
 _LOG = logging.getLogger(__name__)
-#: root, src and dst, as the topology numbers them.
+#: root, src and dst, as vertex ids of the topology.
 Ends = tuple[int | None, int | None, int | None]
 
 
@@ -28,9 +28,9 @@ def request(
     dashes: str = "",
     warn: Callable[[str], None] = _LOG.warning,
 ) -> Request:
-    """What to plan among ``ranks``; ``ways`` are links and relays, the rest as for :func:`collective_of`.
+    """The request to plan among ``ranks``; ``ways`` are links and relays.
 
-    ``warn`` is for :func:`links_for`.
+    ``name``, ``ends`` and ``dashes`` are those of :func:`collective_of`, ``warn`` that of :func:`links_for`.
     """
     collective = collective_of(name, ranks, ends, dashes)
     return Request(topology, collective, ranks, links_for(topology, ranks, ways, warn), ways[1])
@@ -39,7 +39,7 @@ def request(
 def links_for(
     topology: Topology, ranks: Sequence[int], ways: tuple[str | None, bool], warn: Callable[[str], None]
 ) -> str:
-    """The links that were chosen, or that join the ranks; ``warn`` hears where the latter are not the fast ones."""
+    """The chosen links, or the first that connect the ranks; calls ``warn`` if these are not the fast ones."""
     links, relays = ways
     if links is not None:
         return links
@@ -57,46 +57,46 @@ def collective_of(
     ends: Ends = (None, None, None),
     dashes: str = "",
 ) -> Collective:
-    """The collective, with the ends that were named as vertex ids turned into ranks.
+    """The collective, with ``ends`` (vertex ids) converted to ranks.
 
-    Ends not given are the first rank, for ``dst`` the last; of sendrecv, that is not the other end. ``dashes`` are what
-    stands before an end's name in messages.
+    The default of root and src is the first rank, of dst the last, so that src and dst differ. ``dashes`` is the
+    prefix of their names in messages.
     """
     root, src, dst = ends
-    wanted = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
-    if "src" in wanted:
+    parameters = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
+    if "src" in parameters:
         src, dst = _two_ends(ranks, src, dst)
-    found: dict[str, int | None] = {}
+    end_ranks: dict[str, int | None] = {}
     for key, vertex in {"root": root, "src": src, "dst": dst}.items():
         if vertex is None:
-            found[key] = 0 if key in wanted else None
-        elif name in COLLECTIVES and key not in wanted:
+            end_ranks[key] = 0 if key in parameters else None
+        elif name in COLLECTIVES and key not in parameters:
             raise UsageError(f"{name} has no {key}: leave {dashes}{key} {vertex} out")
         elif vertex not in ranks:
             known = ", ".join(map(str, ranks))
             raise UsageError(f"{dashes}{key} {vertex} is not among the GPUs of the job: expected one of {known}")
         else:
-            found[key] = ranks.index(vertex)
-    return Collective(name, len(ranks), **found)
+            end_ranks[key] = ranks.index(vertex)
+    return Collective(name, len(ranks), **end_ranks)
 
 
 def _two_ends(ranks: Sequence[int], src: int | None, dst: int | None) -> tuple[int, int]:
-    """Both ends of sendrecv."""
+    """The vertex ids of sendrecv's sender and receiver."""
     if len(ranks) < 2:
         raise UsageError("sendrecv among fewer than two ranks moves nothing: give at least two GPUs")
     if src is not None and src == dst:
-        raise UsageError(f"src {src} dst {dst}: sendrecv needs two different ranks")
+        raise UsageError(f"src {src} and dst {dst}: expected two different ranks for sendrecv")
     sender = next(rank for rank in ranks if rank != dst) if src is None else src
     receiver = next(rank for rank in reversed(ranks) if rank != sender) if dst is None else dst
     return sender, receiver
 
 
 def gpus_of(gpus: str | Iterable[int] | None, topology: Topology) -> tuple[int, ...]:
-    """The ranks of a job: numbers in their order, or text as :func:`~blinkccl.topology.spec.parse_gpus` takes it."""
+    """The ranks of a job: numbers in their order, or text for :func:`~blinkccl.topology.spec.parse_gpus`."""
     if gpus is None or isinstance(gpus, str):
         return parse_gpus(gpus, topology, "gpus")
     if isinstance(gpus, AbstractSet):
-        raise UsageError("gpus is a set, which has no order, and ranks have one: give a list")
+        raise UsageError("gpus is a set, which has no order: give a list, in the order of the ranks")
     try:
         ranks = tuple(index(gpu) for gpu in gpus)
     except TypeError:

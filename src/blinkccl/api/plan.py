@@ -1,4 +1,4 @@
-"""``blinkccl.plan``: a plan as an object, with its rate, its proof, and what can be done with it."""
+"""``blinkccl.plan``: a plan as an object, with rate, proof, check, simulation, export and picture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast: in lanes, the topology's unit of capacity, exactly; and in GB/s as nccl-tests counts."""
+    """A rate: exactly, in lanes (the topology's unit of capacity), and in GB/s as nccl-tests counts them."""
 
     lanes: Fraction
     algbw_gb_per_s: float
@@ -37,13 +37,13 @@ class Rate:
 
 @dataclass(frozen=True, repr=False)
 class Check:
-    """An audit that prints as ``blink check`` does."""
+    """An audit, printed like the output of ``blink check``."""
 
     audit: Audit
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is false and the program is valid."""
+        """True if every statement is true and the program is valid."""
         return self.audit.ok
 
     def __str__(self) -> str:
@@ -59,11 +59,11 @@ class Check:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A collective's trees and the proof of their rate; made by :func:`plan` and :func:`load`.
+    """A collective's trees and the proof of their rate; created by :func:`plan` and :func:`load`.
 
-    Printed it is what ``blink plan`` prints. ``forest`` is what the rooms work on; ``request`` what was asked, None of
-    a file, which has the links alone that its plan is on; ``choice`` says who was the fastest at a size, if one was
-    given; ``stated`` is the document of a file, which says what is not so where somebody changed it.
+    ``print`` shows the output of ``blink plan``. ``forest`` has the trees in the package's own form. ``request`` is the
+    job; None for a file, which has only the links of its plan. ``choice`` has the algorithms' times at a size, if one
+    was given. ``stated`` is the document of a file; its statements may be false.
 
     Examples
     --------
@@ -90,32 +90,32 @@ class Plan:
 
     @property
     def rate(self) -> Rate:
-        """What the plan reaches on links that run at their stated rate."""
+        """The rate of the plan on links at their nominal rate."""
         return self._rate(self.forest.rate)
 
     @property
     def bound(self) -> Rate:
-        """What no schedule of such trees passes."""
+        """The upper bound on the rate of every schedule of such trees."""
         return self._rate(self.forest.bound)
 
     @property
     def optimal(self) -> bool:
-        """Whether the rate is the bound."""
+        """True if the rate equals the bound."""
         return self.forest.optimal
 
     @property
     def order(self) -> str | None:
-        """The order in which every element is summed, ``"0+1+2+3+(4+5+6+7)"``; None: not one was asked for."""
+        """The order of the sum of every element, ``"0+1+2+3+(4+5+6+7)"``; None without ``deterministic``."""
         return self.forest.order
 
     @property
     def price(self) -> Fraction:
-        """What that order costs: the bound, which plans without an order may reach, over the rate."""
+        """The cost of that order: the bound, which holds for plans in any order, over the rate."""
         return self.forest.price
 
     @property
     def proof(self) -> str:
-        """Why nothing is faster than the bound, in words."""
+        """The proof of the bound, in words."""
         from blinkccl.show.plan_text import certificate_lines
 
         return "\n".join(certificate_lines(self.forest))
@@ -126,9 +126,9 @@ class Plan:
         return self.forest.shares
 
     def check(self) -> Check:
-        """What ``blink check`` finds: ``ok``, and printed a line for each thing that is proved or false.
+        """The result of ``blink check``: ``ok``, and when printed a line for each statement, proved or false.
 
-        The links are compared with those of the machine, where the plan was made here.
+        The links are compared with those of the machine, unless the plan is from a file.
         """
         from blinkccl.proof.audit import audit
 
@@ -136,10 +136,11 @@ class Plan:
         return Check(audit(stated, None if self.request is None else self.request.topology))
 
     def simulate(self, size: int | str) -> Estimate:
-        """How long it takes for ``size`` bytes (or ``"64M"``), as ``blink sim plan.json`` says.
+        """The predicted time for ``size`` bytes (or ``"64M"``), as in ``blink sim plan.json``.
 
-        ``seconds``, ``algbw_gb_per_s``, ``busbw_gb_per_s``; ``detail`` says how. Raises UsageError if that is no size,
-        UnsupportedError if nothing that we know the costs of runs it, VerificationError if the plan is invalid.
+        The result has ``seconds``, ``algbw_gb_per_s``, ``busbw_gb_per_s``, and ``detail`` on the execution. Raises
+        UsageError for an invalid size, UnsupportedError if no execution with known costs can run the plan, and
+        VerificationError if the plan is invalid.
         """
         from blinkccl.cost.choice.candidates import code_of, of_forest
 
@@ -147,37 +148,38 @@ class Plan:
         return of_forest(self.forest, code_of(request), _conditions(request)).at(size_bytes)
 
     def explain(self, size: int | str) -> str:
-        """What runs the job's call of ``size`` bytes, this plan or another one, and why: as ``blink explain`` says.
+        """The text of ``blink explain``: the plan, this or another, that runs a call of ``size`` bytes, and why.
 
-        UsageError for a plan from a file, which does not have the whole machine.
+        UsageError for a plan from a file, which lacks the whole machine.
         """
         from blinkccl.show.explain import explain, explain_text
 
         size_bytes = bytes_of(size)
         if self.request is None:
-            raise UsageError("explain looks at the whole machine, and a plan from a file has its own links: plan anew")
+            raise UsageError(
+                "explain needs the whole machine, and a plan from a file has only its own links: plan again with "
+                "blinkccl.plan"
+            )
         return explain_text(explain(self.request, size_bytes, _conditions(self.request))).rstrip("\n")
 
     def export(self, to: str, size: int | str | None = None) -> str:
-        """The plan as text of another tool, as ``blink export --to`` prints it: ``"cuda"``, ``"nccl-graph"``, ….
+        """The plan in another tool's text format, as ``blink export --to`` prints it: ``"cuda"``, ``"nccl-graph"``, ….
 
-        ``size`` is for formats that are for one, such as ``"goal"``.
-
-        UsageError if there is no such format or it is no text, UnsupportedError if it cannot say what the plan does,
-        VerificationError if the plan is false.
+        ``size`` is for formats of one size, such as ``"goal"``. UsageError for an unknown or binary format,
+        UnsupportedError if the format cannot express the plan, VerificationError if the plan is false.
         """
         from blinkccl.api.export import exported
         from blinkccl.formats.registry import Choices, format_of
 
         if format_of(to).per_rank:
-            raise UsageError(f"{to} is a file of bytes per rank, which blink export --to {to} writes")
+            raise UsageError(f"{to} is one binary file per rank, and no text: use blink export --to {to} -o PREFIX")
         choices = Choices(size_bytes=None if size is None else bytes_of(size))
         format_of(to).check(choices)
-        found = self.check().audit
-        if not found.ok or found.program is None:
-            raise VerificationError(found.all_faults)
+        audit = self.check().audit
+        if not audit.ok or audit.program is None:
+            raise VerificationError(audit.all_faults)
         machine = None if self.request is None else self.request.topology
-        return "\n".join(file.text for file in exported(found.program, found.forest, to, choices, machine))
+        return "\n".join(file.text for file in exported(audit.program, audit.forest, to, choices, machine))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the JSON of ``blink plan -o``, which :func:`load` and ``blink check`` read."""
@@ -189,7 +191,7 @@ class Plan:
             raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
     def text(self, paint: Paint = plain, width: int | None = None, size_bytes: int | None = None) -> str:
-        """All of it for people, in ``width`` columns; ``size_bytes``: at which NCCL stands beside it (64 MiB)."""
+        """The output of ``blink plan`` in ``width`` columns; ``size_bytes`` is the size of NCCL's rate (64 MiB)."""
         from blinkccl.show.beside import SIZE_BYTES, beside_plan, choice_text
         from blinkccl.show.plan_text import plan_text
 
@@ -209,9 +211,9 @@ class Plan:
             document["choice"] = choice_document(self.choice)
         if self.request is None or self.forest.combining:
             return document
-        combined = in_switch(self.request, self.forest)
-        if combined is not None:
-            document["in_switch"] = in_switch_document(combined)
+        in_network = in_switch(self.request, self.forest)
+        if in_network is not None:
+            document["in_switch"] = in_switch_document(in_network)
         return document
 
     def __str__(self) -> str:
@@ -223,9 +225,9 @@ class Plan:
         return f"<Plan {headline(self.forest)}: {rate_text(self.forest.rate, self.forest.topology)}>"
 
     def show(self, path: str | PathLike[str], size: int | str = "64M") -> None:
-        """Write what ``blink show`` shows of it to a file: .html, .svg or .txt, by the end of the name.
+        """Draw the plan into a file like ``blink show``: .html, .svg or .txt, by the suffix of ``path``.
 
-        What moves when is simulated for ``size`` bytes. UsageError for another end.
+        Its timeline is simulated for ``size`` bytes. UsageError for another suffix.
         """
         from blinkccl.show.page import check_form, exhibit_file
 
@@ -269,7 +271,7 @@ def plan(
     timeout: float | None = None,
     deterministic: str | None = None,
 ) -> Plan:
-    """Pack spanning trees into the links of a job until a bottleneck is full, and prove that nothing is faster.
+    """Pack spanning trees into the links of a job until a bottleneck is full, and prove that no trees are faster.
 
     Parameters
     ----------
@@ -281,22 +283,22 @@ def plan(
     gpus
         The ranks in order: numbers, or text like ``"1,4-6"``, per server ``"0,1+0-3"``. None: all.
     root, src, dst
-        Ends, as the topology numbers them. None: the first rank, for ``dst`` the last.
+        Numbers of GPUs in the topology. None: the first rank, for ``dst`` the last.
     algo, links, relays, size
-        As the options of ``blink plan``. Where fast links leave the GPUs in parts and no ``links`` are chosen, the plan
-        is on PCIe and a warning is logged. With a ``size`` (bytes, or ``"64M"``) ``auto`` is the algorithm that is the
-        fastest there by simulation.
+        The options of ``blink plan``. If fast links do not connect the GPUs and no ``links`` are given, the plan is on
+        PCIe and a warning is logged. With a ``size`` (bytes, or ``"64M"``), ``auto`` is the fastest algorithm at that
+        size by simulation.
     timeout
-        Seconds that planning may take. None: as long as it needs.
+        Most seconds of planning. None: no limit.
     deterministic
-        ``"order"``: every element is summed in one order, ``Plan.order``, which costs ``Plan.price``.
+        ``"order"``: sum every element in one order, ``Plan.order``, at the cost ``Plan.price``.
 
     Raises
     ------
     UsageError
-        If the collective, the algorithm or an end is unknown, or there are fewer than two ranks.
+        If the collective, the algorithm, root, src or dst is unknown, or there are fewer than two ranks.
     TopologyError
-        If the topology cannot be read, a GPU is not on it, or the links leave the ranks apart.
+        If the topology cannot be read, it lacks a GPU, or the links do not connect the ranks.
     UnsupportedError
         If the algorithm cannot serve the job.
     TimeUpError
@@ -322,8 +324,8 @@ def plan(
             raise UsageError(f"{name} {value!r}: expected a name, as text")
     size_bytes = None if size is None else bytes_of(size)
     machine = topology_of(topology)
-    wanted = request(machine, gpus_of(gpus, machine), collective, (root, src, dst), (links, relays))
-    return plan_of(replace(wanted, deterministic=deterministic), algo, size_bytes, timeout_s=timeout)
+    job = request(machine, gpus_of(gpus, machine), collective, (root, src, dst), (links, relays))
+    return plan_of(replace(job, deterministic=deterministic), algo, size_bytes, timeout_s=timeout)
 
 
 def plan_of(
@@ -333,9 +335,9 @@ def plan_of(
     timeout_s: float | None = None,
     listener: Callable[[Clock], None] | None = None,
 ) -> Plan:
-    """The plan of a request by ``algo``, or by the fastest at ``size_bytes``.
+    """The plan of a request by ``algo``, or by the fastest algorithm at ``size_bytes``.
 
-    ``listener`` hears what the search knows meanwhile; TimeUpError after ``timeout_s``.
+    ``listener`` is called with the state of the search; TimeUpError after ``timeout_s`` seconds.
     """
     from blinkccl.trees.packing.clock import Clock
 
@@ -347,10 +349,10 @@ def plan_of(
             return _plan_of(request, algo, size_bytes)
     except TimeUpError:
         bound = None if clock.bound is None else float(clock.bound) * request.network.unit_gb_per_s
-        known = "no bound either" if bound is None else f"a bound of {gb_per_s_text(bound)}"
+        known = "and no bound" if bound is None else f"but a bound of {gb_per_s_text(bound)}"
         raise TimeUpError(
             f"{request.collective.name} among {len(request.ranks)} ranks of {request.topology.name} has no plan after "
-            f"{timeout_s:g} s, {known}: give it more time"
+            f"{timeout_s:g} s, {known}: give a longer timeout"
         ) from None
 
 
@@ -359,9 +361,11 @@ def _plan_of(request: Request, algo: str, size_bytes: int | None) -> Plan:
     if size_bytes is None:
         return Plan(row.plan(request), request)
     if request.deterministic is not None:
-        raise UsageError("a size chooses trees for it, and deterministic wants the same for all sizes: leave one out")
+        raise UsageError(
+            "a size selects trees for that size, and deterministic needs the same trees at all sizes: leave one out"
+        )
     if algo != "auto":
-        raise UsageError(f"a size is for algo auto, which chooses by it, got {algo}: leave one out")
+        raise UsageError(f"a size is for algo auto, got algo {algo}: leave one out")
     from blinkccl.cost.choice.auto import prepare
     from blinkccl.cost.choice.candidates import code_of
 
@@ -370,9 +374,9 @@ def _plan_of(request: Request, algo: str, size_bytes: int | None) -> Plan:
 
 
 def load(path: str | PathLike[str]) -> Plan:
-    """The plan in a file, as it says of itself; :meth:`Plan.check` says whether that is so.
+    """The plan in a file, with its own statements; :meth:`Plan.check` verifies them.
 
-    Raises ScheduleError if there is no such file, or it is no plan.
+    ScheduleError if the file cannot be read or is no plan.
 
     Examples
     --------
@@ -404,14 +408,14 @@ def load(path: str | PathLike[str]) -> Plan:
 
 
 def bytes_of(size: int | str, name: str = "size") -> int:
-    """A size as people say it; UsageError, which calls it ``name``, if it is none."""
+    """The bytes of a size such as ``"64M"``; UsageError, with ``name``, if it is invalid."""
     from blinkccl.cost.simulate.run import parse_size
 
     return parse_size(name, str(size))
 
 
 def _conditions(request: Request) -> Conditions:
-    """The costs of the machine's calibration."""
+    """The conditions of simulation: the machine's calibration."""
     from blinkccl.cost.baselines.candidate import Conditions
     from blinkccl.cost.simulate.calibration import calibration_for
 

@@ -1,6 +1,6 @@
-"""``blinkccl.topo``: what is connected to what, from a name, a file, a graph of networkx, or this machine.
+"""``blinkccl.topo``: a topology from a name, a file, a networkx graph, or this machine.
 
-Named as the verb: ``blinkccl.topology`` is the room of that name as soon as anything imports a module of it.
+The function has the name of the verb, because ``blinkccl.topology`` is a package.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Link, Topology, Vertex, common_unit
 
-#: What a graph's nodes and edges are asked for, beside an edge's rates; what else they have is not ours.
+#: Attributes read from a graph's nodes and edges, beside an edge's rates; others are ignored.
 _OF_NODE, _OF_EDGE = ("kind", "name", "server", "part_of", "combines"), ("kind", "provenance", "by")
 _RATE, _READ_RATE = "gb_per_s", "read_gb_per_s"
 
 
 @dataclass(frozen=True, repr=False)
 class Topo:
-    """A machine, or several: printed it is what ``blink topo`` prints, in a notebook its picture.
+    """A machine, or several. ``print`` shows the output of ``blink topo``, a notebook the picture.
 
-    ``topology`` is what the rooms work on.
+    ``topology`` is the topology in the package's own form.
 
     Examples
     --------
@@ -50,12 +50,12 @@ class Topo:
 
     @property
     def name(self) -> str:
-        """As plans call it."""
+        """The topology's name in plans."""
         return self.topology.name
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Numbers of the GPUs, or of the CPUs where there is none."""
+        """Numbers of the GPUs, or of the CPUs on a machine without GPUs."""
         return self.topology.ranks
 
     @property
@@ -65,14 +65,14 @@ class Topo:
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """One for each direction, with ``src``, ``dst``, ``kind``, ``gb_per_s``, and ``provenance``, who says so."""
+        """One per direction, with ``src``, ``dst``, ``kind``, ``gb_per_s``, and ``provenance``, the rate's source."""
         return self.topology.links
 
     def to_networkx(self) -> Any:
         """A ``networkx.DiGraph``; :func:`topo` takes it back.
 
-        A node has ``kind``, ``name`` and ``server``, an edge ``kind``, ``gb_per_s`` and ``provenance``, and
-        ``read_gb_per_s`` where reads have another rate than writes. UnsupportedError where networkx is not installed.
+        A node has ``kind``, ``name`` and ``server``. An edge has ``kind``, ``gb_per_s`` and ``provenance``, and
+        ``read_gb_per_s`` if reads have another rate than writes. UnsupportedError if networkx is not installed.
         """
         from blinkccl.topology.json_format import to_document
 
@@ -95,7 +95,7 @@ class Topo:
         return f"<Topo {self.name}: {len(self.ranks)} ranks, {len(self.links)} links>"
 
     def show(self, path: str | PathLike[str]) -> None:
-        """Write its picture to a file, as ``blink show`` does: .html, .svg or .txt, by the end of the name."""
+        """Draw the topology into a file like ``blink show``: .html, .svg or .txt, by the suffix of ``path``."""
         from blinkccl.show.page import exhibit_file
         from blinkccl.show.show import of_topology
 
@@ -111,7 +111,7 @@ class Topo:
 
 @runtime_checkable
 class Graph(Protocol):
-    """A graph of networkx, as far as it is looked at."""
+    """The used part of a networkx graph."""
 
     @property
     def name(self) -> Any: ...
@@ -122,26 +122,26 @@ class Graph(Protocol):
     def is_directed(self) -> bool: ...
 
 
-#: What :func:`topo` and :func:`blinkccl.plan` take.
+#: Topologies that :func:`topo` and :func:`blinkccl.plan` accept.
 Spec = str | PathLike[str] | Topo | Topology | Graph | None
 
 
 def topo(spec: Spec = None) -> Topo:
-    """The topology that ``spec`` says.
+    """The topology named by ``spec``.
 
     Parameters
     ----------
     spec
         Text as for ``--topo``: a machine (``"dgx-1v"``), a rule (``"ring:8"``), several servers
-        (``"2x dgx-1v @ 40Gbps"``) or a file; a path; a graph of networkx, whose edges have a rate ``gb_per_s`` (an
-        undirected one means both directions); or a topology as it is. None: this machine.
+        (``"2x dgx-1v @ 40Gbps"``) or a file; a path; a networkx graph, whose edges have a rate ``gb_per_s`` (an
+        undirected edge means both directions); or a topology. None: this machine.
 
     Raises
     ------
     TopologyError
-        If ``spec`` names nothing, or what it names cannot be read.
+        If ``spec`` is unknown, or its file cannot be read.
     UnsupportedError
-        If it is None and the driver does not say what this machine is.
+        If ``spec`` is left out and the driver cannot describe this machine.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def topo(spec: Spec = None) -> Topo:
 
 
 def topology_of(spec: Spec) -> Topology:
-    """What :func:`topo` wraps."""
+    """The topology that :func:`topo` wraps."""
     if isinstance(spec, Topo):
         return spec.topology
     if isinstance(spec, Topology):
@@ -176,7 +176,7 @@ def topology_of(spec: Spec) -> Topology:
     if isinstance(spec, Graph):
         return _from_networkx(spec)
     raise UsageError(
-        f"a {type(spec).__name__} is no topology: expected a name, a path, a graph of networkx or a blinkccl.topo"
+        f"topology: expected a name, a path, a networkx graph or a blinkccl.topo, got a {type(spec).__name__}"
     )
 
 
@@ -188,7 +188,7 @@ def _networkx() -> Any:
 
 
 def _from_networkx(graph: Graph) -> Topology:
-    """Vertices that are no numbers are numbered in their order, and keep what they were as their name."""
+    """The topology of a graph. Nodes that are not integers are numbered in order, and their label becomes the name."""
     from blinkccl.topology.json_format import from_fields
 
     nodes, edges = list(graph.nodes(data=True)), list(graph.edges(data=True))
@@ -216,9 +216,9 @@ def _known(data: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _rate(edge: tuple[object, object, Mapping[str, Any]], key: str) -> Fraction:
-    """A rate of an edge, as the decimal number that was meant."""
+    """A rate of an edge in GB/s, exact as the decimal number that was typed."""
     src, dst, data = edge
-    given = data.get(key)
-    if not isinstance(given, Real) or isinstance(given, bool) or not 0 < float(given) < inf:
-        raise TopologyError(f"graph: edge {src} → {dst}: expected {key}, a positive number of GB/s, got {given!r}")
-    return Fraction(str(given))
+    rate = data.get(key)
+    if not isinstance(rate, Real) or isinstance(rate, bool) or not 0 < float(rate) < inf:
+        raise TopologyError(f"graph: edge {src} → {dst}: expected {key}, a positive number of GB/s, got {rate!r}")
+    return Fraction(str(rate))

@@ -1,4 +1,4 @@
-"""``blinkccl.plan`` says and does what the command line does, and refuses what makes no sense."""
+"""``blinkccl.plan`` agrees with the command line, and refuses bad arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan() -> blinkccl.Plan:
     return blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 5, 6])
 
 
-def test_it_says_what_the_command_line_prints(plan: blinkccl.Plan, blink: Any) -> None:
+def test_a_plan_prints_like_the_command_line(plan: blinkccl.Plan, blink: Any) -> None:
     assert f"{plan}\n" == blink("plan", "allreduce", *JOB).out
     stated = json.loads(blink("plan", "allreduce", *JOB, "--json").out)
     del stated["plan_seconds"]
@@ -51,21 +51,19 @@ def test_rates_are_exact_and_as_nccl_tests_counts(plan: blinkccl.Plan) -> None:
     assert ring.rate.lanes < ring.bound.lanes
 
 
-def test_what_is_saved_is_what_the_command_line_writes_and_reads(
-    plan: blinkccl.Plan, blink: Any, tmp_path: Path
-) -> None:
-    ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
-    plan.save(ours)
-    blink("plan", "allreduce", *JOB, "-o", str(theirs))
-    assert ours.read_bytes() == theirs.read_bytes()
-    again = blinkccl.load(str(ours))
+def test_a_saved_plan_equals_that_of_the_command_line(plan: blinkccl.Plan, blink: Any, tmp_path: Path) -> None:
+    saved, written = tmp_path / "saved.json", tmp_path / "written.json"
+    plan.save(saved)
+    blink("plan", "allreduce", *JOB, "-o", str(written))
+    assert saved.read_bytes() == written.read_bytes()
+    again = blinkccl.load(str(saved))
     assert again.forest == plan.forest
-    assert f"{again.check()}\n" == blink("check", str(ours)).out
-    assert again.export("cuda") == plan.export("cuda") == blink("export", str(ours), "--to", "cuda").out
-    simulated = json.loads(blink("sim", str(ours), "--size", "64M", "--json").out)
-    found = again.simulate(64 << 20)
-    assert found.seconds == plan.simulate("64M").seconds == simulated["sizes"][0]["algorithms"][0]["seconds"]
-    with pytest.raises(UsageError, match="plan anew"):
+    assert f"{again.check()}\n" == blink("check", str(saved)).out
+    assert again.export("cuda") == plan.export("cuda") == blink("export", str(saved), "--to", "cuda").out
+    simulated = json.loads(blink("sim", str(saved), "--size", "64M", "--json").out)
+    estimate = again.simulate(64 << 20)
+    assert estimate.seconds == plan.simulate("64M").seconds == simulated["sizes"][0]["algorithms"][0]["seconds"]
+    with pytest.raises(UsageError, match=r"plan again with blinkccl\.plan"):
         again.explain("64M")
 
 
@@ -74,18 +72,18 @@ def test_a_machine_is_checked_with_the_plan(plan: blinkccl.Plan) -> None:
     assert repr(plan.check()) == "<Check allreduce among 4 ranks (1,4-6) of dgx-1v, by optimal: ok>"
 
 
-def test_a_changed_file_is_read_and_found_false(plan: blinkccl.Plan, tmp_path: Path) -> None:
+def test_a_changed_file_is_read_and_fails_its_check(plan: blinkccl.Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(dumps(plan.document() | {"bound": "3"}))
     false = blinkccl.load(path)
-    found = false.check()
-    assert not found.ok
-    assert "refused: 1 violation" in str(found)
+    check = false.check()
+    assert not check.ok
+    assert "refused: 1 violation" in str(check)
     with pytest.raises(VerificationError, match="bound"):
         false.export("cuda")
 
 
-def test_with_a_size_it_is_the_fastest_there(blink: Any) -> None:
+def test_a_size_selects_the_fastest_plan(blink: Any) -> None:
     plan = blinkccl.plan("allreduce", "dgx-1p", gpus="0-3", size="64M")
     assert plan.choice is not None
     assert plan.choice.best.forest is plan.forest
@@ -94,8 +92,8 @@ def test_with_a_size_it_is_the_fastest_there(blink: Any) -> None:
 
 @pytest.mark.parametrize("gpus", [(4, 1, 6), "4,1,6", range(4, 7), np.array([4, 1, 6]), iter([4, 1, 6])])
 def test_gpus_keep_their_order(gpus: Any) -> None:
-    wanted = (4, 5, 6) if isinstance(gpus, range) else (4, 1, 6)
-    assert blinkccl.plan("broadcast", "clique:8", gpus=gpus).forest.ranks == wanted
+    ranks = (4, 5, 6) if isinstance(gpus, range) else (4, 1, 6)
+    assert blinkccl.plan("broadcast", "clique:8", gpus=gpus).forest.ranks == ranks
 
 
 def test_ends_are_numbers_of_the_topology() -> None:
@@ -111,7 +109,7 @@ def test_ends_are_numbers_of_the_topology() -> None:
         (UsageError, "collective None: expected a name", {"collective": None}),
         (UsageError, r"algo \['ring'\]: expected a name", {"algo": ["ring"]}),
         (UsageError, "unknown algorithm 'quick'", {"algo": "quick"}),
-        (UsageError, "size is for algo auto", {"algo": "ring", "size": 4}),
+        (UsageError, "size is for algo auto, got algo ring", {"algo": "ring", "size": 4}),
         (UsageError, "size: not a size in bytes: 'big'", {"size": "big"}),
         (UsageError, "size: not a size in bytes: '-4'", {"size": -4}),
         (UsageError, "allreduce has no root: leave root 1 out", {"root": 1}),
@@ -127,15 +125,14 @@ def test_ends_are_numbers_of_the_topology() -> None:
         (TopologyError, "GPU 99 is not in dgx-1v", {"gpus": [1, 99]}),
         (TopologyError, "unknown topology 'dgx-9'", {"topology": "dgx-9"}),
         (TopologyError, "cannot be read", {"topology": Path("nowhere.xml")}),
-        (UsageError, "a list is no topology", {"topology": [1, 2]}),
+        (UsageError, r"blinkccl\.topo, got a list", {"topology": [1, 2]}),
         (TopologyError, "unknown links 'nvlink'", {"links": "nvlink"}),
         (UnsupportedError, "one_hop needs every pair", {"algo": "one_hop", "gpus": [1, 4, 5, 6]}),
     ],
 )
 def test_bad_arguments(error: type[BlinkError], message: str, arguments: dict[str, Any]) -> None:
-    given = {"collective": "allreduce", "topology": "dgx-1v"} | arguments
     with pytest.raises(error, match=message):
-        blinkccl.plan(**given)
+        blinkccl.plan(**{"collective": "allreduce", "topology": "dgx-1v"} | arguments)
 
 
 def test_bad_files(plan: blinkccl.Plan, tmp_path: Path) -> None:
@@ -151,12 +148,12 @@ def test_bad_files(plan: blinkccl.Plan, tmp_path: Path) -> None:
 
 
 class _Tags(HTMLParser):
-    """What is open must be closed, in order; ``seen`` is all the text."""
+    """A parser that checks that tags are closed in order, and collects ``text`` and ``tags``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen = ""
+        self.text = ""
         self.tags: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -168,7 +165,7 @@ class _Tags(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.seen += data
+        self.text += data
 
 
 def test_a_notebook_shows_the_summary_and_the_picture(plan: blinkccl.Plan) -> None:
@@ -176,7 +173,7 @@ def test_a_notebook_shows_the_summary_and_the_picture(plan: blinkccl.Plan) -> No
     page.feed(plan._repr_html_())
     assert page.open == []
     for text in ("How fast", "50 GB/s", "The slowest cut: 2 links between {1,5,6} and {4}", "GPU5"):
-        assert text in page.seen
+        assert text in page.text
     assert "svg" in page.tags
 
 
@@ -195,10 +192,10 @@ def test_gpus_in_parts_are_planned_on_the_links_that_libblink_takes(caplog: pyte
     plan = blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 6])
     (record,) = caplog.records
     assert "in 2 parts: {1} and {4,6}" in record.message
-    told: list[str] = []
-    theirs = candidates(JobPlacement(machine("dgx-1v"), (1, 4, 6)), ("optimal",), 8, {}, told.append)
-    assert told[0] == record.message
-    assert theirs.found["allreduce", -1][0].forest == plan.forest
+    warnings: list[str] = []
+    programs = candidates(JobPlacement(machine("dgx-1v"), (1, 4, 6)), ("optimal",), 8, {}, warnings.append)
+    assert warnings[0] == record.message
+    assert programs.found["allreduce", -1][0].forest == plan.forest
     assert plan.request.links == "pcie"
     with pytest.raises(blinkccl.errors.TopologyError, match="--links fast leaves the GPUs"):
         blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 6], links="fast")

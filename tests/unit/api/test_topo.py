@@ -1,4 +1,4 @@
-"""``blinkccl.topo`` and graphs of networkx."""
+"""``blinkccl.topo`` and networkx graphs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.topology.json_format import parse, write
 from blinkccl.topology.spec import parse_spec
 
-#: A pair whose reads are slower than its writes.
+#: Two GPUs with reads slower than writes.
 SLOW_READS = """{"schema_version": 2, "name": "pair", "unit_gb_per_s": 2.6,
  "vertices": [{"id": 0, "kind": "gpu"}, {"id": 3, "kind": "gpu"}],
  "links": [{"src": 0, "dst": 3, "capacity": 20, "kind": "pcie", "read_capacity": 1},
            {"src": 3, "dst": 0, "capacity": 20, "kind": "pcie"}]}"""
 
 
-def test_it_says_what_the_command_line_prints(blink: Any) -> None:
+def test_a_topology_prints_like_the_command_line(blink: Any) -> None:
     topo = blinkccl.topo("dgx-1v")
     assert f"{topo}\n" == blink("topo", "dgx-1v").out
     assert repr(topo) == "<Topo dgx-1v: 8 ranks, 58 links>"
     assert topo._repr_svg_().startswith("<svg")
 
 
-def test_what_a_topology_may_be(tmp_path: Path) -> None:
+def test_all_forms_of_a_topology_are_accepted(tmp_path: Path) -> None:
     topo = blinkccl.topo("ring:4")
     (tmp_path / "ring").write_text(write(topo.topology))
     for spec in (topo, topo.topology, tmp_path / "ring", str(tmp_path / "ring"), topo.to_networkx()):
@@ -89,7 +89,7 @@ def test_bad_graphs() -> None:
         blinkccl.topo(nx.DiGraph([(0, 0, {"gb_per_s": 25})]))
 
 
-def test_without_networkx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_networkx_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'blink-ccl\[networkx\]'"):
         blinkccl.topo("ring:4").to_networkx()
