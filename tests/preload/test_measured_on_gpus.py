@@ -90,7 +90,7 @@ def test_a_way_runs_what_it_is_told(preloaded: Preloaded, tmp_path: Path) -> Non
         assert ways.lost == []
         assert ways.seconds(Way("one_shot", "ll"), "reduce", 4096, 2) is None
         (why,) = ways.lost
-        assert why.startswith("one_shot ll: libblink.so did not take reduce: ")
+        assert why.startswith("one_shot ll: libblink.so did not run reduce: ")
         assert "one_shot does not serve reduce" in why
 
 
@@ -122,7 +122,7 @@ def test_a_run_goes_on_where_it_was_and_finds_what_is_fast(preloaded: Preloaded,
     assert path is not None
     slow = {"BLINK_CACHE": cache, "BLINK_DOUBLE_SLOW_KERNEL": "optimal_ll:100000"}  # LL128 too
     seen: list[MeasuredTable] = []
-    for end, said in (("4K", "wrote"), ("16K", "wrote"), ("16K", "all of this was measured before")):
+    for end, said in (("4K", "wrote"), ("16K", "wrote"), ("16K", "all sizes were measured before")):
         with tune(preloaded, "-b", "4K", "-e", end, "-f", "4", **slow) as process:
             out, err = process.communicate()
         assert (process.returncode, said in err) == (0, True), err

@@ -1,1 +1,1 @@
-"""How fast is it here? A harness in nccl-tests' shape."""
+"""Benchmarks on this machine, with the flags and tables of nccl-tests."""

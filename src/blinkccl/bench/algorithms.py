@@ -1,7 +1,7 @@
-"""Algorithms of the registry as candidates: one group of rank processes runs the Program that it was told last.
+"""Algorithms of the registry as candidates of a benchmark.
 
-All of them run in the same processes on the same buffers, in native code, so what differs is the Program. How long its
-messages are is chosen for each at every size, in a short trial among what :mod:`blinkccl.runtime.host_table` has.
+All algorithms run in the same rank processes, on the same buffers and in native code, so they differ only in their
+Program. Each gets its own size of messages at every size, chosen in a short trial among those of :data:`CHUNKS`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.registry import ALGORITHMS, algorithm
 from blinkccl.trees.algorithms.request import Request
 
-#: What communicators choose by themselves; of a topology, the registry's alias.
+#: The choice of communicators on this host; on a topology, the registry's alias.
 AUTO = "auto"
-#: All of the registry, and on this host's own memory also AUTO.
+#: All algorithms of the registry, and on this host also AUTO.
 ALL = "all"
-#: Sizes of messages that are tried, and up to what S those with their flags inside are.
+#: Sizes of messages to try, and the largest S for which inline flags are tried.
 CHUNKS = (64 * KIB, 256 * KIB, MIB)
 INLINE_BYTES = 64 * KIB
-#: Runs of a trial, of S up to a MiB and beyond; and which part of them counts, as others' work only adds.
+#: Runs of a trial for S up to a MiB and above, and the quantile that counts: other processes only add time.
 _TRIAL_RUNS = (40, 4)
 _QUIET = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An algorithm and its verified Program; None: what communicators choose."""
+    """An algorithm and its verified Program; with None, communicators choose."""
 
     name: str
     program: Program | None
@@ -50,9 +50,9 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What rank processes are to run: ``planned`` algorithms in turns, or (none) what communicators choose.
+    """The job of rank processes: the ``planned`` algorithms in turns, or if empty the choice of communicators.
 
-    ``where`` names the links that were planned on.
+    ``where`` names the links of the plans.
     """
 
     collective: Collective
@@ -61,46 +61,46 @@ class Job:
 
     @property
     def names(self) -> list[str]:
-        """The algorithms, the one to compare with first."""
+        """The algorithms; the first is the reference of comparisons."""
         return [each.name for each in self.planned] or [AUTO]
 
     def participants(self, ranks: Runs) -> list[Participant]:
-        """A participant per algorithm, all on these ranks."""
+        """A participant per algorithm, all on ``ranks``."""
         if not self.planned:
             return [Participant("", "", ranks)]
         team = Team(ranks)
         return [
-            Participant(each.name if place else "", "", AlgorithmRanks(team, each), ours=True)
+            Participant(each.name if place else "", "", AlgorithmRanks(team, each), of_blink=True)
             for place, each in enumerate(self.planned)
         ]
 
 
 def this_host(collective: Collective) -> Request:
-    """A request on what the ranks of one host have: to Blink that is a switch (Blink, MLSys 2020, §3.5)."""
+    """A request on the memory of one host, modelled as a switch (Blink, MLSys 2020, §3.5)."""
     topology = parse_spec(f"star:{collective.world_size}")
     return Request(topology, collective, topology.ranks)
 
 
 def plan_algorithms(names: str, request: Request, *, here: bool, note: Callable[[str], None]) -> list[Planned]:
-    """The Programs of ``names`` (``ring,one_hop``, or ``all``) for ``request``, the first of them to compare with.
+    """The Programs of ``names`` (``ring,one_hop``, or ``all``) for ``request``, the reference first.
 
-    ``here``: the request is :func:`this_host`'s. Of ``all``, those that do not serve this, or that come to the same
-    Program as one before, are left out, and ``note`` is told why. UnsupportedError if one that was named does not
-    serve this, UsageError if there is none of that name.
+    ``here``: the request is :func:`this_host`'s. With ``all``, algorithms that cannot serve the request or repeat an
+    earlier Program are left out, and ``note`` is called with the reason. UnsupportedError if a named algorithm cannot
+    serve the request, UsageError for an unknown name.
     """
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    everything = wanted == [ALL]
+    selected = [name.strip() for name in names.split(",") if name.strip()]
+    everything = selected == [ALL]
     if everything:
-        wanted = [AUTO, *ALGORITHMS] if here else list(ALGORITHMS)
-    if not wanted or len(set(wanted)) < len(wanted) or (ALL in wanted and not everything):
-        raise UsageError(f"--algo {names}: expected {ALL}, a name, or different names with commas between them")
-    for name in wanted:
+        selected = [AUTO, *ALGORITHMS] if here else list(ALGORITHMS)
+    if not selected or len(set(selected)) < len(selected) or (ALL in selected and not everything):
+        raise UsageError(f"--algo {names}: expected {ALL}, a name, or different names separated by commas")
+    for name in selected:
         algorithm(name)
-    found: list[Planned] = []
+    plans: list[Planned] = []
     same: dict[str, str] = {}
-    for name in wanted:
+    for name in selected:
         if name == AUTO and here:
-            found.append(Planned(name, None))
+            plans.append(Planned(name, None))
             continue
         try:
             program = _program(name, request)
@@ -111,31 +111,31 @@ def plan_algorithms(names: str, request: Request, *, here: bool, note: Callable[
             continue
         twin = same.setdefault(to_text(replace(program, forest_hash="")), name)
         if everything and twin != name:
-            note(f"without {name}: here it is the same program as {twin}")
+            note(f"without {name}: its program equals that of {twin} here")
         else:
-            found.append(Planned(name, program))
-    if not found:
+            plans.append(Planned(name, program))
+    if not plans:
         raise UnsupportedError(f"no algorithm serves {request.collective.name} on {request.topology.name}")
-    return found
+    return plans
 
 
 def _program(name: str, request: Request) -> Program:
     forest = algorithm(name).plan(request)
     program = lower(forest)
-    verify(program, forest.topology)  # where PCIe is staged, not the request's own
-    HostPlan(program)  # refused here, it is said once and not by every rank
+    verify(program, forest.topology)  # With staged PCIe, this differs from the request's topology.
+    HostPlan(program)  # An error is raised once here, and not by every rank.
     return program
 
 
 class SentProgram(NamedTuple):
-    """What ranks are told: a Program as JSON ("": what the library chooses), and how long its messages are."""
+    """A Program for ranks, as JSON ("": the library's choice), with the size of its messages in bytes."""
 
     program: str = ""
     chunk_bytes: int = 0
     label: str = ""
 
     def command(self) -> Command:
-        """As a command for a rank."""
+        """The command that sends it to a rank."""
         text = self.program.encode()
         return Command(
             Kind.PROGRAM, itemsize=1, in_blocks=1, period=len(text), count=self.chunk_bytes, fill=text, deadline_s=60
@@ -144,21 +144,21 @@ class SentProgram(NamedTuple):
 
 @dataclass(slots=True)
 class Team:
-    """Ranks that run what they were told last."""
+    """Ranks, with the Program that they got last."""
 
     ranks: Runs
-    _told: SentProgram = field(default=SentProgram())
+    _sent: SentProgram = field(default=SentProgram())
 
     def run(self, way: SentProgram, commands: Sequence[Command]) -> RankTimes:
-        """As :class:`blinkccl.bench.interleave.Runs`, in this ``way``."""
-        if way != self._told:
+        """Run ``commands`` with Program ``way``, like :class:`blinkccl.bench.interleave.Runs`."""
+        if way != self._sent:
             self.ranks.run([way.command()] * len(commands))
-            self._told = way
+            self._sent = way
         return replace(self.ranks.run(commands), variant=way.label)
 
 
 class AlgorithmRanks:
-    """The ranks of ``team`` with one Program, whose messages have the size that a trial finds."""
+    """The ranks of ``team`` with one Program; a trial chooses the size of its messages."""
 
     def __init__(self, team: Team, planned: Planned) -> None:
         self._team, self._planned = team, planned
@@ -166,7 +166,7 @@ class AlgorithmRanks:
         self._way = SentProgram()
 
     def run(self, commands: Sequence[Command]) -> RankTimes:
-        """As :class:`blinkccl.bench.interleave.Runs`; the first run of a size begins with the trial."""
+        """Run ``commands``, like :class:`~blinkccl.bench.interleave.Runs`; the first run of a size has a trial."""
         first = commands[0]
         work = (first.collective, first.count, first.dtype, first.op, first.flags & (Flag.IN_PLACE | Flag.SHARED))
         if work != self._tried:
@@ -184,14 +184,14 @@ class AlgorithmRanks:
         if block * program.collective.total_blocks() <= INLINE_BYTES:
             yield SentProgram(to_json(with_protocol(program, INLINE)), CHUNKS[0], INLINE)
         for shorter, chunk in zip((0, *CHUNKS), CHUNKS, strict=False):
-            if shorter < max(1, longest):  # beyond that, a slice is one message already
+            if shorter < max(1, longest):  # With larger chunks, a slice is one message too.
                 yield SentProgram(text, chunk, f"{chunk // KIB}K")
 
     def _fastest(self, ways: list[SentProgram], commands: Sequence[Command]) -> SentProgram:
         if len(ways) == 1:
             return ways[0]
         small = commands[0].count * commands[0].itemsize <= MIB
-        asked = [
+        trials = [
             replace(
                 command,
                 warmup=1,
@@ -204,7 +204,7 @@ class AlgorithmRanks:
         seconds: dict[SentProgram, float] = {}
         for way in ways:
             try:
-                seconds[way] = float(np.quantile(self._team.run(way, asked).seconds.max(0), _QUIET))
+                seconds[way] = float(np.quantile(self._team.run(way, trials).seconds.max(0), _QUIET))
             except UnsupportedError:
                 if way == ways[-1] and not seconds:
                     raise
@@ -212,5 +212,5 @@ class AlgorithmRanks:
 
 
 def with_protocol(program: Program, protocol: str) -> Program:
-    """The program with this protocol on all channels."""
+    """The program with ``protocol`` on all channels."""
     return replace(program, channels=tuple(replace(channel, protocol=protocol) for channel in program.channels))

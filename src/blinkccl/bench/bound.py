@@ -1,8 +1,8 @@
-"""The bound on a benchmark: the least traffic of a collective, over what this host's memory does right now.
+"""The bound on a benchmark: the least traffic of a collective, over the current rate of this host's memory.
 
-A probe (``peers/probe.c``) runs on as many cores as ranks can use, between the candidates and on a working set as
-large as theirs: ``a[i] += b[i]`` and copying. The better of both is the rate that the bound is made of. It says
-nothing about the cost of meeting, so small sizes stay far below it.
+A probe (``peers/probe.c``) runs between the candidates, on as many cores as ranks can use and on a working set of
+their size. It times ``a[i] += b[i]`` and copies; the bound uses the higher rate. Synchronization has no part in the
+bound, so small sizes stay far below it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from blinkccl.bench.peers.build import build
 from blinkccl.bench.protocol import Command, Kind
 from blinkccl.collectives.spec import Collective
 
-#: A round trip of a cache line above this is between cores that share nothing nearby.
+#: Least round trip of a cache line between cores that share no cache nearby.
 FAR_S = 250e-9
-#: Per burst; the best of several bursts is what the cores can do when nothing interrupts them.
+#: Round trips per burst; the best of several bursts is the time without interruptions.
 _ROUND_TRIPS = 1_000
 _ONES = struct.pack("<1024f", *[1.0] * 1024)
 
@@ -33,12 +33,12 @@ def cores() -> int:
 
 
 def least_traffic(collective: Collective, block_bytes: int, in_place: bool) -> int:
-    """Bytes that any way of running ``collective`` must read from and write to buffers, over all ranks.
+    """Least bytes that all ranks together read from and write to buffers in any execution of ``collective``.
 
-    Every contributed block is read once, every final one written once. In place, a block that is where it must be, and
-    that nothing is combined into, is not written; one that nobody else needs is not even read. With S as nccl-tests
-    counts it that is 2·N·S for allreduce and alltoall, 2·S for gather, scatter and sendrecv, (N + 1)·S for the others;
-    in place N·S for broadcast and allgather, 2·S·(N − 1)/N for gather and scatter.
+    Every contributed block is read once, every final block written once. In place, an unreduced block that is already
+    at its destination is not written; if no other rank needs it, it is not read either. With nccl-tests' S, the sum is
+    2·N·S for allreduce and alltoall, 2·S for gather, scatter and sendrecv, (N + 1)·S for the others; in place N·S for
+    broadcast and allgather, 2·S·(N − 1)/N for gather and scatter.
     """
     reads: set[tuple[int, int]] = set()
     writes = 0
@@ -53,14 +53,14 @@ def least_traffic(collective: Collective, block_bytes: int, in_place: bool) -> i
 
 @dataclass(frozen=True, slots=True)
 class MemoryBaseline:
-    """What the probe found: bytes per second through all cores, and seconds of a round trip between two (or None)."""
+    """The probe's result: bytes per second of all cores, and seconds of a round trip between two (None: one core)."""
 
     bytes_per_s: float
     round_trip_s: float | None
 
     @property
     def placement(self) -> str:
-        """``near`` or ``far``: where the host has put the cores at the moment."""
+        """``near`` or ``far``: the current distance of the cores that the host assigned."""
         if self.round_trip_s is None:
             return "one core"
         return "near" if self.round_trip_s < FAR_S else "far"
@@ -79,7 +79,7 @@ class Probe(RunningCandidate):
         super().__init__(CandidateLaunch("probe", self._size, processes, library="memory probe"))
 
     def rate(self, working_bytes: int) -> float:
-        """Bytes per second that all cores read and write together, on ``working_bytes`` of buffers in all."""
+        """Bytes per second that all cores together read and write, in buffers of ``working_bytes`` in total."""
         half = max(1024, working_bytes // self._size // 2)
         iterations = max(3, min(50, int(2e8) // half))
         added = self._time("probe_add", half, iterations)
@@ -87,16 +87,16 @@ class Probe(RunningCandidate):
         return self._size * half * max(3 / added, 2 / copied)
 
     def baseline(self, working_bytes: int) -> MemoryBaseline:
-        """Rate and round trip, now."""
+        """The current rate and round trip."""
         trip = None
         if self._size > 1:
             command = Command(Kind.RUN, "probe_round_trip", count=_ROUND_TRIPS, iterations=20)
-            found = self.run([command] * self._size).seconds
-            trip = float(np.min(found.max(axis=0))) / _ROUND_TRIPS
+            seconds = self.run([command] * self._size).seconds
+            trip = float(np.min(seconds.max(axis=0))) / _ROUND_TRIPS
         return MemoryBaseline(self.rate(working_bytes), trip)
 
     def _time(self, name: str, size: int, iterations: int) -> float:
-        """Median seconds of the slowest core, for ``size`` bytes each."""
+        """Median seconds of the slowest core, with ``size`` bytes per core."""
         command = Command(
             Kind.RUN,
             name,

@@ -1,8 +1,8 @@
-"""Candidates of a benchmark: N rank processes each, which wait for commands, asleep, until it is their turn.
+"""Candidates of a benchmark: N rank processes each, which sleep between commands.
 
-A :class:`RunningCandidate` starts the processes, hears their hellos, sends commands and collects replies
-(:mod:`blinkccl.bench.protocol`). Whatever happens, each wait has a deadline, and its ``close`` leaves neither a process
-nor a folder behind; :func:`ended_by_signals` makes SIGTERM and SIGHUP end in it, too.
+A :class:`RunningCandidate` starts the processes, reads their hellos, sends commands and collects replies
+(:mod:`blinkccl.bench.protocol`). Every wait has a timeout, and ``close`` leaves no process or directory behind. With
+:func:`ended_by_signals`, candidates are also closed after SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from blinkccl.bench.protocol import (
 )
 from blinkccl.errors import CommunicationError, UnsupportedError
 
-#: Seconds that all ranks together have to start, and to end once they were told to.
+#: Timeouts in seconds: until all ranks have started, and until they have ended after QUIT.
 START_S = 60.0
 END_S = 3.0
-#: Seconds that processes have after SIGTERM, and after SIGKILL.
+#: Timeout in seconds after SIGTERM, and after SIGKILL.
 KILL_S = 2.0
-#: Where Linux has files in memory.
+#: Linux's directory for files in memory.
 _SHARED_MEMORY = "/dev/shm"
-#: A socket's name has 107 bytes at most; a batch system's TMPDIR may take nearly all of them.
+#: Longest TMPDIR for a socket: its name has at most 107 bytes, and a batch system's TMPDIR may be longer.
 _LONGEST = 107 - len("/blink-bench-12345678/socket")
-#: Seconds that a reply may take beyond the deadline that the rank itself keeps.
+#: Seconds that a reply may take beyond the rank's own timeout.
 GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process to start: its command line, and what it finds in its environment beside ours."""
+    """One process to start: its command line, and its variables beside those of this process."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -63,11 +63,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class CandidateLaunch:
-    """How a candidate of ``world_size`` ranks is started; variants of one library are ``name`` and ``variant``.
+    """The start of a candidate of ``world_size`` ranks, which is ``variant`` of library ``name``.
 
-    ``processes`` takes the socket's path and a directory of its own. ``library`` must stand in the ranks' hello, so
-    that nobody is measured under another's name. ``ours`` are ranks whose exit codes mean something. ``in_memory``: the
-    directory is to be in memory, as libraries keep what their ranks share there, and some leave it behind when killed.
+    ``processes`` takes the socket's path and a private directory. The ranks' hello must contain ``library``, so that
+    no library is measured under another's name. ``of_blink``: blink's own ranks, with known exit codes. ``in_memory``:
+    put the directory in memory, because libraries keep shared files there and some leave them behind when killed.
     """
 
     name: str
@@ -75,7 +75,7 @@ class CandidateLaunch:
     processes: Callable[[Path, Path], Sequence[Process]]
     variant: str = ""
     library: str = ""
-    ours: bool = False
+    of_blink: bool = False
     in_memory: bool = False
 
     @property
@@ -86,9 +86,9 @@ class CandidateLaunch:
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """What the ranks replied: ``seconds`` by rank and iteration, and wrong elements over all ranks.
+    """The ranks' replies: ``seconds`` by rank and iteration, and the sum of wrong elements.
 
-    ``variant`` says how they ran, where that was chosen for this run.
+    ``variant`` is the execution that was chosen for this run, if there was a choice.
     """
 
     seconds: NDArray[np.float64]
@@ -97,7 +97,7 @@ class RankTimes:
 
 
 def measured(replies: Sequence[Reply], whose: str = "") -> RankTimes:
-    """What all ranks replied; raises what the first of the ranks that fared worst says."""
+    """The times in the replies of all ranks; raises the error of the first rank with the worst status."""
     worst = max(replies, key=lambda reply: reply.status)
     reason = f"{whose}rank {replies.index(worst)}: {worst.text}"
     if worst.status is ReplyStatus.UNSUPPORTED:
@@ -109,7 +109,7 @@ def measured(replies: Sequence[Reply], whose: str = "") -> RankTimes:
 
 
 def _place(in_memory: bool) -> str:
-    """Where a launch has its directory: in memory, or among temporary files, if a socket's name may be as long."""
+    """The parent directory of a launch: in memory, or for temporary files, unless that makes socket names too long."""
     if in_memory and os.access(_SHARED_MEMORY, os.W_OK):
         return _SHARED_MEMORY
     usual = tempfile.gettempdir()
@@ -136,7 +136,7 @@ class RunningCandidate:
 
     @property
     def library(self) -> str:
-        """What the ranks say they are."""
+        """The library's name and version, from the ranks' hello."""
         return self._hellos[0].library
 
     @property
@@ -145,18 +145,18 @@ class RunningCandidate:
         return [hello.pid for hello in self._hellos]
 
     def run(self, commands: Sequence[Command]) -> RankTimes:
-        """Give each rank its command and wait for all replies."""
+        """Send each rank its command and wait for all replies."""
         if not self._sockets:
-            raise CommunicationError(f"{self.launch.title} has left")
+            raise CommunicationError(f"{self.launch.title} has ended")
         until = time.monotonic() + max(command.deadline_s for command in commands) + GRACE_S
         try:
             return self._exchange(commands, until)
         except UnsupportedError:
             raise
         except CommunicationError as error:
-            said = self._said()
+            output = self._output()
             self.close()
-            raise CommunicationError(f"{error}{said}") from None
+            raise CommunicationError(f"{error}{output}") from None
         except BaseException:
             self.close()
             raise
@@ -175,7 +175,7 @@ class RunningCandidate:
             peer.settimeout(max(0.01, until - time.monotonic()))
             peer.sendall(data)
         except OSError as error:
-            raise self._lost(f"rank {rank} takes no commands ({error})") from None
+            raise self._lost(f"rank {rank} cannot be sent a command ({error})") from None
 
     def _receive(self, rank: int, peer: socket.socket, size: int, until: float) -> bytes:
         data = bytearray()
@@ -211,7 +211,7 @@ class RunningCandidate:
 
     def _spawn(self, process: Process) -> None:
         try:
-            with _signals_wait():  # a process that nobody knows yet would stay behind
+            with _signals_wait():  # A signal before the append would leave this process behind.
                 self._processes.append(
                     subprocess.Popen(
                         list(process.command),
@@ -221,24 +221,24 @@ class RunningCandidate:
                         stderr=self._log,
                         process_group=0,
                     )
-                )  # not a session: cores are shared among sessions first, and yields would be in vain
+                )  # No session of its own: Linux shares cores among sessions first, so yields would have no effect.
         except OSError as error:
             raise self._lost(f"cannot start {process.command[0]}: {error.strerror or error}") from None
 
     def _accept(self, listener: socket.socket, arrived: Mapping[int, Any], until: float) -> socket.socket:
-        """The next rank that calls; whoever fails meanwhile is noticed at once."""
+        """The connection of the next rank; a process that ends meanwhile raises its error at once."""
         while True:
             if select.select([listener], [], [], 0.05)[0]:
                 return listener.accept()[0]
             missing = sorted(set(range(self.launch.world_size)) - set(arrived))
             names = ", ".join(map(str, missing))
             ended = [code for process in self._processes if (code := process.poll()) is not None]
-            if UNSUPPORTED_CODE in ended and self.launch.ours:
-                raise UnsupportedError(f"ranks cannot run here{self._said()}")
+            if UNSUPPORTED_CODE in ended and self.launch.of_blink:
+                raise UnsupportedError(f"ranks cannot run here{self._output()}")
             if ended:
-                raise self._lost(f"a process ended with {ended[0]} before ranks {names} came{self._said()}")
+                raise self._lost(f"a process exited with {ended[0]} before ranks {names} connected{self._output()}")
             if time.monotonic() > until:
-                raise self._lost(f"ranks {names} did not come in time{self._said()}")
+                raise self._lost(f"ranks {names} did not connect before the timeout{self._output()}")
 
     def _greet(self, peer: socket.socket, arrived: Mapping[int, Any], until: float) -> RankHello:
         try:
@@ -246,7 +246,7 @@ class RunningCandidate:
             size = self.launch.world_size
             if hello.world_size != size or not 0 <= hello.rank < size or hello.rank in arrived:
                 got = f"rank {hello.rank} of {hello.world_size}"
-                raise self._lost(f"expected {size} ranks, each once; got {got}{self._said()}")
+                raise self._lost(f"expected {size} ranks, each once; got {got}{self._output()}")
             if self.launch.library not in hello.library:
                 raise self._lost(f"expected {self.launch.library}, got {hello.library}")
         except BaseException:
@@ -254,10 +254,10 @@ class RunningCandidate:
             raise
         return hello
 
-    def _lost(self, what: str) -> CommunicationError:
-        return CommunicationError(f"{self.launch.title}: {what}")
+    def _lost(self, reason: str) -> CommunicationError:
+        return CommunicationError(f"{self.launch.title}: {reason}")
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         """The last lines that the processes printed, for an error message."""
         self._log.flush()
         with open(self._log.name, "rb") as file:
@@ -267,7 +267,7 @@ class RunningCandidate:
         return "; it printed:\n  " + "\n  ".join(lines[-8:]) if lines else ""
 
     def close(self) -> None:
-        """Tell the ranks to end, and end those that do not. May be called again."""
+        """Send QUIT to the ranks, and kill those that do not end. May be called again."""
         for peer in self._sockets:
             with contextlib.suppress(OSError):
                 peer.settimeout(0.1)
@@ -277,13 +277,13 @@ class RunningCandidate:
         self._sockets = []
         self._end_processes(patience_s)
         for pid in self.pids:
-            self._end_rank(pid)  # A launcher that was killed may have left it behind.
+            self._end_rank(pid)  # A killed launcher may have left it behind.
         self._processes, self._hellos = [], self._hellos[:1]
         self._log.close()
         self._room.cleanup()
 
     def _end_processes(self, patience_s: float) -> None:
-        """Wait; then ask launchers to clean up; then kill what is left with its process groups. All of them at once."""
+        """Wait for all processes; then send SIGTERM to launchers, then SIGKILL to the remaining process groups."""
         for how, wait_s in ((0, patience_s), (signal.SIGTERM, KILL_S), (signal.SIGKILL, KILL_S)):
             left = [process for process in self._processes if process.poll() is None]
             for process in left:
@@ -295,7 +295,7 @@ class RunningCandidate:
                     process.wait(max(0.0, until - time.monotonic()))
 
     def _end_rank(self, pid: int) -> None:
-        """Kill ``pid`` if it is still a rank of ours: our socket's name is in its command line."""
+        """Kill ``pid`` if it is still a rank of this launch: the socket's name is in its command line."""
         with contextlib.suppress(OSError):
             if str(self._directory).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
@@ -309,15 +309,15 @@ class RunningCandidate:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP, where not ignored, raise SystemExit(128 + number) inside, so that candidates are closed."""
+    """Make SIGTERM and SIGHUP, unless ignored, raise SystemExit(128 + number) in the body, so candidates are closed."""
 
     def end(number: int, frame: object) -> NoReturn:
         for each in before:
-            signal.signal(each, signal.SIG_IGN)  # Once is enough: nothing may disturb the cleaning up.
+            signal.signal(each, signal.SIG_IGN)  # A second signal must not interrupt the cleanup.
         raise SystemExit(128 + number)
 
-    here = threading.current_thread() is threading.main_thread()
-    signals = [one for one in (signal.SIGTERM, signal.SIGHUP) if here and signal.getsignal(one) is signal.SIG_DFL]
+    main = threading.current_thread() is threading.main_thread()
+    signals = [one for one in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(one) is signal.SIG_DFL]
     before = {one: signal.signal(one, end) for one in signals}
     try:
         yield
@@ -328,15 +328,15 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Signals that Python handles are handled when the body is over, and not inside."""
-    came: list[tuple[int, FrameType | None]] = []
+    """Delay Python's signal handlers until the end of the body."""
+    received: list[tuple[int, FrameType | None]] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append((number, frame))
+        received.append((number, frame))
 
-    here = threading.current_thread() is threading.main_thread()
+    main = threading.current_thread() is threading.main_thread()
     handlers = {}
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if here else ():
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ():
         handler = signal.getsignal(one)
         if callable(handler):
             handlers[one] = handler
@@ -346,5 +346,5 @@ def _signals_wait() -> Iterator[None]:
     finally:
         for one, handler in handlers.items():
             signal.signal(one, handler)
-    for number, frame in came[:1]:
+    for number, frame in received[:1]:
         handlers[signal.Signals(number)](number, frame)

@@ -1,17 +1,17 @@
-"""An NCCL program that ``blink tune`` tells what to time: the child process of :mod:`~blinkccl.bench.gpu_tune`.
+"""An NCCL program that times calls for ``blink tune``: the child process of :mod:`~blinkccl.bench.gpu_tune`.
 
-It knows nothing of Blink: libblink.so is preloaded, and its environment says what that is to do. One thread has all
-GPUs, as nccl-tests has. It answers each line on stdin with one on stdout, both JSON::
+It does not use Blink: libblink.so is preloaded and configured by the environment. One thread serves all GPUs, like
+nccl-tests. Each line on stdin is answered with one on stdout, both JSON::
 
     {"do": "open"}                       {"gpus": [{"name": …, "uuid": …, "bus_id": …, …}], "driver": …, "nccl": …}
     {"do": "load", "name": "allreduce", "size_bytes": 65536}           {"wrong": ""}
     {"do": "time", "calls": 20}                                        {"seconds": 2.1e-05}
     {"do": "close"}                                                    {}
 
-``open`` makes communicators, ``close`` ends them; ``load`` puts data of a size on the GPUs, runs a call and
-compares every element with the definition; ``time`` runs calls behind each other, and says what one takes on the GPU
-that takes longest. All GPUs wait for a flag until everything is enqueued: what it costs one thread to enqueue for all
-of them is no part of it, as a job has a process for each. A failure is ``{"failed": WHY}``, the last line.
+``open`` creates communicators, ``close`` destroys them. ``load`` puts data of a size on the GPUs, runs a call and
+compares every element with the definition. ``time`` runs consecutive calls and returns the seconds per call on the
+slowest GPU. All GPUs wait for a flag until everything is enqueued, so the time to enqueue for all GPUs in one thread
+does not count: a job has a process per GPU. After a failure, ``{"failed": WHY}`` is the last line.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _MORE: dict[str, list[Any]] = {
     "cuMemHostGetDevicePointer_v2": [c.POINTER(_POINTER), c.c_void_p, c.c_uint],
     "cuStreamWaitValue64_v2": [c.c_void_p, _POINTER, c.c_uint64, c.c_uint],
 }
-#: ncclFloat32, ncclSum; elements are summed where anything is.
+#: ncclFloat32, ncclSum (for collectives that reduce), and the bytes of an element.
 _FLOAT32, _SUM, _ITEMSIZE = 7, 0, 4
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76
 _PORTABLE_AND_MAPPED = 3
-#: Elements after which data repeats itself, no multiple of any chunk: large sizes are made and compared in a second.
+#: Period of the data in elements, no multiple of any chunk: large sizes are filled and compared in a second.
 _PERIOD = 65_521
-#: Nobody waits longer for a call that was not enqueued, as enqueueing may itself wait.
+#: Most seconds that streams wait for the flag, because enqueueing may wait for them.
 _MOST_HELD_S = 2.0
 _FUNCTIONS = {
     "allreduce": "ncclAllReduce",
@@ -63,12 +63,12 @@ _FUNCTIONS = {
     "broadcast": "ncclBroadcast",
     "reduce": "ncclReduce",
 }
-#: What can be timed: what data-parallel training calls.
+#: Collectives that can be timed: those of data-parallel training.
 SERVED = tuple(_FUNCTIONS)
 
 
 def _grown(part: Any, period: int, count: int) -> Any:
-    """Blocks of so many elements, which go on as their first ``period`` ones do; None stays None."""
+    """Blocks of ``count`` elements that repeat the first ``period`` elements of each; None stays None."""
     if part is None or period == count:
         return part
     repeats = -(-count // period)
@@ -76,7 +76,7 @@ def _grown(part: Any, period: int, count: int) -> Any:
 
 
 class _Gpu(CopyGpu):
-    """One GPU, with events for timing; ``source`` is sent and ``target`` received into."""
+    """One GPU, with events for timing, the send buffer ``source`` and the receive buffer ``target``."""
 
     def __init__(self, driver: Driver, ordinal: int, flag: c.c_uint64) -> None:
         device = c.c_int()
@@ -91,12 +91,12 @@ class _Gpu(CopyGpu):
                 driver.call("cuMemHostGetDevicePointer_v2", c.byref(self.flag), c.byref(flag), 0)
 
     def about(self) -> dict[str, Any]:
-        """What the planner is told of it."""
+        """The facts for the planner."""
 
         def text(function: str) -> str:
-            found = c.create_string_buffer(256)
-            self.driver.call(function, found, 256, self.device)
-            return found.value.decode("utf-8", "replace")
+            buffer = c.create_string_buffer(256)
+            self.driver.call(function, buffer, 256, self.device)
+            return buffer.value.decode("utf-8", "replace")
 
         def attribute(number: int) -> int:
             value = c.c_int()
@@ -115,7 +115,7 @@ class _Gpu(CopyGpu):
         }
 
     def load(self, data: bytes, out_bytes: int) -> None:
-        """New buffers: ``data`` to send, and no byte of it to receive into."""
+        """Allocate buffers: ``data`` to send, and ``out_bytes`` of 0xFF to receive into."""
         with self:
             for buffer, nbytes in ((self.source, len(data)), (self.target, out_bytes)):
                 self.driver.call("cuMemFree_v2", buffer)
@@ -125,8 +125,10 @@ class _Gpu(CopyGpu):
 
 
 def open_nccl() -> c.CDLL:
-    """NCCL by what BLINK_NCCL_LIB names, by its own name, or out of NVIDIA's wheels; looked up among all libraries of
-    the process, so that one that is preloaded comes first."""
+    """Load NCCL from BLINK_NCCL_LIB, by its name, or from NVIDIA's wheels.
+
+    Symbols are looked up among all libraries of the process, so a preloaded library comes first.
+    """
     wheels = [str(path) for base in sys.path for path in sorted(Path(base).glob("nvidia/nccl/lib/libnccl.so.2"))]
     for path in filter(None, [os.environ.get("BLINK_NCCL_LIB"), "libnccl.so.2", *wheels]):
         try:
@@ -134,11 +136,11 @@ def open_nccl() -> c.CDLL:
         except OSError:
             continue
         return c.CDLL(None)
-    raise DriverError("there is no libnccl.so.2: install NCCL, or name it by BLINK_NCCL_LIB")
+    raise DriverError("libnccl.so.2 cannot be loaded: install NCCL, or set BLINK_NCCL_LIB to its path")
 
 
 class Client:
-    """All GPUs of a job, and the communicators between them."""
+    """All GPUs of a job, and their communicators."""
 
     def __init__(self, ordinals: list[int]) -> None:
         self.driver = Driver(os.environ.get("BLINK_CUDA_LIB") or "libcuda.so.1", _MORE)
@@ -155,7 +157,7 @@ class Client:
             raise DriverError(f"{function} returned {code}")
 
     def open(self) -> dict[str, Any]:
-        """Makes communicators, and says what runs."""
+        """Create the communicators; GPUs, driver and NCCL version."""
         version, driver = c.c_int(), c.c_int()
         self.call("ncclGetVersion", c.byref(version))
         self.driver.call("cuDriverGetVersion", c.byref(driver))
@@ -165,7 +167,7 @@ class Client:
         return {"gpus": gpus, "driver": driver.value, "nccl": version.value}
 
     def close(self) -> dict[str, Any]:
-        """Ends communicators, where there are any."""
+        """Destroy the communicators, if any."""
         for place, comm in enumerate(self.comms):
             if comm:
                 self.call("ncclCommDestroy", c.c_void_p(comm))
@@ -173,7 +175,7 @@ class Client:
         return {}
 
     def load(self, name: str, size_bytes: int) -> dict[str, Any]:
-        """Data of a size, and the first call with it; what was wrong with its results, in words."""
+        """Put data of a size on the GPUs and run a call; ``wrong`` describes an error in its results."""
         size = len(self.gpus)
         self.collective = Collective(name, size, **dict.fromkeys(COLLECTIVES[name].parameters, 0))
         self.count = max(1, block_count(self.collective, size_bytes, _ITEMSIZE))
@@ -185,14 +187,14 @@ class Client:
         for gpu, sent, got in zip(self.gpus, inputs, expected, strict=True):
             gpu.load(b"" if sent is None else sent.tobytes(), 0 if got is None else got.nbytes)
         self.enqueue()
-        found = [
-            None if got is None else np.frombuffer(gpu.read(gpu.target, got.nbytes), got.dtype)
-            for gpu, got in zip(self.gpus, expected, strict=True)
+        outputs = [
+            None if one is None else np.frombuffer(gpu.read(gpu.target, one.nbytes), one.dtype)
+            for gpu, one in zip(self.gpus, expected, strict=True)
         ]
-        return {"wrong": mismatch(found, expected, self.count) or ""}
+        return {"wrong": mismatch(outputs, expected, self.count) or ""}
 
     def enqueue(self) -> None:
-        """One call on every GPU."""
+        """Enqueue one call on every GPU."""
         function, name = _FUNCTIONS[self.collective.name], self.collective.name
         tail = [_FLOAT32] + [_SUM] * (name in ("allreduce", "reduce_scatter", "reduce"))
         tail += [0] * (self.collective.root is not None)
@@ -203,7 +205,7 @@ class Client:
         self.call("ncclGroupEnd")
 
     def time(self, calls: int) -> dict[str, Any]:
-        """Seconds of one of so many calls behind each other, on the GPU that takes longest."""
+        """Seconds per call of ``calls`` consecutive calls, on the slowest GPU."""
         with self.held():
             for gpu in self.gpus:
                 with gpu:
@@ -224,7 +226,7 @@ class Client:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Streams go on when the body has enqueued everything, or after a while; older drivers hold nothing."""
+        """Hold all streams until the end of the body, or for :data:`_MOST_HELD_S`; older drivers cannot hold them."""
         self.flag.value = 0
         late = threading.Timer(_MOST_HELD_S, self._go)
         late.start()
@@ -242,24 +244,24 @@ class Client:
 
 
 def main() -> None:
-    """``gpu_client.py ORDINAL…``: answers until stdin ends."""
+    """Run ``gpu_client.py ORDINAL…``: answer until stdin ends."""
     c.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is for people
+    os.dup2(2, 1)  # Output of libraries must not mix with answers.
 
-    def say(found: dict[str, Any]) -> None:
-        print(json.dumps(found), file=answers, flush=True)
+    def reply(answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
 
     try:
         client = Client([int(word) for word in sys.argv[1:]])
         for line in sys.stdin:
-            asked = json.loads(line)
-            say(getattr(client, asked.pop("do"))(**asked))
+            question = json.loads(line)
+            reply(getattr(client, question.pop("do"))(**question))
         client.close()
     except (DriverError, MemoryError) as error:
-        say({"failed": str(error) or type(error).__name__})
+        reply({"failed": str(error) or type(error).__name__})
     answers.flush()
-    os._exit(0)  # drivers have been seen to hang in their own clean-up
+    os._exit(0)  # Some drivers hang in their own cleanup.
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""``blink tune`` on GPUs: what libblink.so's programs take here, and NCCL, measured in turns.
+"""``blink tune`` on GPUs: times of libblink.so's programs and of NCCL, measured in turns.
 
-A way is an algorithm and a protocol that libblink.so is told to take (BLINK_ALGO, BLINK_PROTOCOL), or NCCL alone.
-Each has a process (:mod:`~blinkccl.bench.gpu_client`) with its own communicators, started when it is first wanted: one
-that fails, hangs or gives wrong results is out, and nobody else with it. Before anything is timed its report says
-which collectives libblink.so really took.
+A way is an algorithm and a protocol for libblink.so (BLINK_ALGO, BLINK_PROTOCOL), or NCCL alone. Each has a process
+(:mod:`~blinkccl.bench.gpu_client`) with its own communicators, started on first use. A process that fails, hangs or
+gives wrong results is removed, and no other with it. Before any timing, its report lists the collectives that
+libblink.so really ran.
 
-For each collective and size predictions seed the ways: those within :data:`CHANCE` of the fastest, at most
-:data:`SEEDS`. Then they race (:class:`blinkccl.bench.tune.Race`) beside NCCL. All times go into the cell, each from the
-last round of its way.
+For each collective and size, predictions select the ways: those within :data:`CHANCE` of the fastest, at most
+:data:`SEEDS`. They race (:class:`blinkccl.bench.tune.Race`) beside NCCL. The cell gets all times, each from the last
+round of its way.
 
-Where the table is used, the programs that are chosen share what blocks a rank has; here each is alone in its
-communicator, as if it were chosen everywhere.
+A job that uses the table divides a rank's blocks among the chosen programs. In a measurement, each program is alone in
+its communicator, as if it were chosen everywhere.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from blinkccl.runtime.peer_info import package_version
 from blinkccl.trees.algorithms.path_table import machine_key
 from blinkccl.trees.algorithms.tables import GPUS, NCCL, Cell, MeasuredTable, Time, Way
 
-#: Ways that predictions let go on: at most so many, which take at most so many times as long as the fastest.
+#: Most ways that predictions select, and their largest predicted time over that of the fastest.
 SEEDS, CHANCE = 6, 3.0
-#: Calls of a way in a round, pairs of the last, and calls of a pair: more are not enqueued behind each other.
+#: Least and most calls of a way in a round (the most are those enqueued at once), and pairs in the final.
 LEAST_CALLS, MOST_CALLS, PAIRS = 2, 50, 5
-#: Of a process: until its communicators are made, which takes planning and compiling; for anything else; to end.
+#: Timeouts of a process: to create communicators (with planning and compiling), for another answer, and to end.
 OPEN_DEADLINE_S, DEADLINE_S, CLOSE_S = 400.0, 60.0, 10.0
-#: Of the call whose report says who took it.
+#: Size of the call whose report names the library that ran it.
 _PROBE_BYTES = 4096
 _MOST_LINE = 1 << 16
 
 
 def settings_of(way: Way) -> dict[str, str]:
-    """What libblink.so is told."""
+    """Variables that make libblink.so run ``way``."""
     return {"BLINK_ALGO": way.algorithm, "BLINK_PROTOCOL": way.protocol, "BLINK_TUNED": "0"}
 
 
-#: The environment of a way's process, which writes its report into the file.
+#: The environment of a way's process; the path is that of its report.
 Environment = Callable[[Way, Path], dict[str, str]]
 
 
 class TuningProcess:
-    """A way's process. CommunicationError, with the reason, once it cannot go on."""
+    """A way's process; CommunicationError with the reason if it fails."""
 
     def __init__(self, ordinals: Sequence[int], environment: dict[str, str]) -> None:
         self._unread = b""
@@ -76,7 +76,7 @@ class TuningProcess:
             stdout=subprocess.PIPE,
             bufsize=0,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for who closes it
+            start_new_session=True,  # Ctrl-C reaches the parent only, which closes it.
         )
 
     def ask(self, deadline_s: float = DEADLINE_S, **question: Any) -> dict[str, Any]:
@@ -84,10 +84,10 @@ class TuningProcess:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
-        found: dict[str, Any] = json.loads(self._line(time.monotonic() + deadline_s))
-        if "failed" in found:
-            raise CommunicationError(found["failed"])
-        return found
+        answer: dict[str, Any] = json.loads(self._line(time.monotonic() + deadline_s))
+        if "failed" in answer:
+            raise CommunicationError(answer["failed"])
+        return answer
 
     def _line(self, ends: float) -> bytes:
         assert self._process.stdout is not None
@@ -96,7 +96,7 @@ class TuningProcess:
             selector.register(pipe, selectors.EVENT_READ)
             while b"\n" not in self._unread:
                 if not selector.select(max(0.0, ends - time.monotonic())):
-                    raise CommunicationError("its process did not answer in time")
+                    raise CommunicationError("its process did not answer before the timeout")
                 data = os.read(pipe, _MOST_LINE)
                 if not data:
                     with suppress(subprocess.TimeoutExpired):
@@ -107,7 +107,7 @@ class TuningProcess:
         return line
 
     def close(self) -> None:
-        """Lets it end, and ends it if it does not."""
+        """Let the process end, and kill it after :data:`CLOSE_S`."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -118,7 +118,7 @@ class TuningProcess:
 
 
 class Ways:
-    """The processes of one job's GPUs, by CUDA's ordinals; ``lost`` says in words what cannot run, and why."""
+    """The processes of one job's GPUs, by CUDA's ordinals; ``lost`` lists ways that cannot run, with reasons."""
 
     def __init__(
         self, ordinals: Sequence[int], names: Sequence[str], environment: Environment, directory: Path
@@ -138,24 +138,24 @@ class Ways:
             process.close()
 
     def job(self) -> GpuJob:
-        """What runs here, by the word of a process with NCCL alone, which goes on; CommunicationError if none can."""
+        """GPUs, driver and NCCL, from a process with NCCL alone; CommunicationError if NCCL fails."""
         way = Way(NCCL)
         environment = self._environment(way, self._directory / "report")
         self._processes[way] = TuningProcess(self._ordinals, environment)
-        said = self._processes[way].ask(OPEN_DEADLINE_S, do="open")
+        opened = self._processes[way].ask(OPEN_DEADLINE_S, do="open")
         self._serves[way] = frozenset(self._names)
-        given = {"topo": environment.get("BLINK_TOPO", ""), "nccl_topo_file": environment.get("NCCL_TOPO_FILE", "")}
-        about = {"driver_version": said["driver"], "nccl_version": said["nccl"], "settings": given}
+        settings = {"topo": environment.get("BLINK_TOPO", ""), "nccl_topo_file": environment.get("NCCL_TOPO_FILE", "")}
+        about = {"driver_version": opened["driver"], "nccl_version": opened["nccl"], "settings": settings}
         about |= {"boot_id": "", "pid": 0, "blink_version": package_version()}
         return GpuJob(
             tuple(
                 GpuPeerInfo(rank=rank, arch=f"sm_{gpu['major']}{gpu['minor']}", **gpu, **about)
-                for rank, gpu in enumerate(said["gpus"])
+                for rank, gpu in enumerate(opened["gpus"])
             )
         )
 
     def seconds(self, way: Way, name: str, size_bytes: int, calls: int) -> float | None:
-        """What a call takes, over so many; None where this way does not run it, and right."""
+        """Mean seconds of a call over ``calls`` calls; None if this way does not run it, or gives wrong results."""
         try:
             if way not in self._serves:
                 self._serves[way] = frozenset()
@@ -176,19 +176,19 @@ class Ways:
             return None
 
     def _start(self, way: Way) -> frozenset[str]:
-        """Its communicators, and which collectives libblink.so takes on them as it was told."""
+        """Create communicators; the collectives that libblink.so runs on them in this way."""
         report = self._directory / f"report-{way.algorithm}-{way.protocol}"
         process = self._processes[way] = TuningProcess(self._ordinals, self._environment(way, report))
         process.ask(OPEN_DEADLINE_S, do="open")
         for name in self._names:
             process.ask(do="load", name=name, size_bytes=_PROBE_BYTES)
-        process.ask(do="close")  # at their end communicators say what became of their calls
+        process.ask(do="close")  # Communicators write their report at their end.
         content = report.read_bytes()[:MAX_BYTES] if report.exists() else b""
         rows = [row for group in read_call_report(content).groups for row in group.rows]
         served = {row.collective for row in rows if (row.state, row.protocol) == ("blink", way.protocol)}
         why = {row.collective: row.why for row in rows}
         self.lost += [
-            f"{way.name}: libblink.so did not take {name}: {why.get(name) or why.get('') or 'no word of it'}"
+            f"{way.name}: libblink.so did not run {name}: {why.get(name) or why.get('') or 'its report has no reason'}"
             for name in self._names
             if name not in served
         ]
@@ -199,7 +199,7 @@ class Ways:
 
 @dataclass(frozen=True)
 class Seeds:
-    """What predictions say of a job's ways."""
+    """Predictions for a job's ways."""
 
     planned: CandidatePrograms
     gpu: Gpu
@@ -211,19 +211,19 @@ class Seeds:
         return cls(candidates(where, DEFAULT, blocks, {}), gpu)
 
     def ways(self, collective: Collective, size_bytes: int) -> list[Way]:
-        """Those that may be the fastest, the most promising first."""
-        found = []
+        """The ways that may be the fastest, in order of predicted time."""
+        predicted = []
         for one in self.planned.found.get(key_of(collective), []):
             plan = KernelPlan(one, self.gpu, Settings(budget=BUDGET))
             for protocol in plan.own_protocols:
                 if size_bytes <= MOST_BYTES[protocol]:
-                    found.append((plan.timing(protocol, size_bytes).seconds, Way(one.algorithm, protocol)))
-        found.sort()
-        return [way for seconds, way in found if seconds <= CHANCE * found[0][0]][:SEEDS]
+                    predicted.append((plan.timing(protocol, size_bytes).seconds, Way(one.algorithm, protocol)))
+        predicted.sort()
+        return [way for seconds, way in predicted if seconds <= CHANCE * predicted[0][0]][:SEEDS]
 
 
 def job_table(job: GpuJob) -> tuple[MeasuredTable, JobPlacement]:
-    """An empty table for a job's machine, and where its ranks are there; errors as :func:`place`."""
+    """An empty table for a job's machine, and the placement of its ranks; errors as in :func:`place`."""
     where, peer = place(job), job.peers[0]
     cuda, nccl = peer.driver_version, job.nccl_version
     by = (
@@ -235,7 +235,7 @@ def job_table(job: GpuJob) -> tuple[MeasuredTable, JobPlacement]:
 
 
 class GpuTuner:
-    """A job's GPUs; CommunicationError if NCCL alone cannot run there, else errors as :func:`place`."""
+    """The tuner of a job's GPUs; CommunicationError if NCCL alone fails on them, else errors as in :func:`place`."""
 
     def __init__(self, ways: Ways) -> None:
         self._ways, self._job = ways, ways.job()
@@ -247,11 +247,11 @@ class GpuTuner:
         return Seeds.of(self._where, self._job)
 
     def knows(self, cell: Cell) -> bool:
-        """What has times of NCCL alone is tried again: there may be a compiler now."""
+        """False for a cell with times of NCCL alone: a compiler may have been installed since."""
         return any(time.protocol for time in cell.times)
 
     def cell(self, name: str, at: At, budget_s: float) -> Cell:
-        """What a table says of a row of :func:`blinkccl.bench.tune.ranges`."""
+        """Measure the cell of one row of :func:`blinkccl.bench.tune.ranges`."""
         collective = collective_of(name, len(self.ranks))
         empty = empty_cell(collective, self.ranks, at)
         size = empty.size_bytes
@@ -261,16 +261,16 @@ class GpuTuner:
         return msgspec.structs.replace(empty, times=times)
 
     def confirmed(self, cell: Cell) -> Cell:
-        """The cell: whatever was measured on GPUs serves at once."""
+        """The cell itself: measurements on GPUs need no confirmation."""
         return cell
 
 
-def fastest(ours: Sequence[Way], timer: Callable[[Way, int], float | None], budget_s: float) -> tuple[Time, ...]:
-    """What each way takes, and NCCL, the fastest first.
+def fastest(ways: Sequence[Way], timer: Callable[[Way, int], float | None], budget_s: float) -> tuple[Time, ...]:
+    """The times of ``ways`` and of NCCL, the fastest first.
 
-    It takes ``budget_s`` seconds, as far as that can be foreseen, and what it takes to start and to load.
+    Takes about ``budget_s`` seconds, plus the time to start processes and to load data.
     """
     race = Race(Way(NCCL), timer, MOST_CALLS, PAIRS)
-    race.run(ours, budget_s)
+    race.run(ways, budget_s)
     times = (Time.of((way,), *taken) for way, taken in race.times.items())
     return tuple(sorted(times, key=lambda one: one.seconds))

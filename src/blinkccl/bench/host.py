@@ -1,8 +1,8 @@
-"""Who takes part in a benchmark of the host engine: ranks of ours, the probe and the peers, started and named.
+"""Participants of a benchmark of the host engine: blink's ranks, the probe and the peers.
 
-Ranks are started here, or by torchrun, mpirun or srun: then rank 0 leads and the others follow. Commands and replies
-are those of :mod:`blinkccl.bench.protocol`; under a launcher the communicator that is measured carries them, as rank 0
-broadcasts everybody's commands and gathers the replies.
+Ranks are started here, or by torchrun, mpirun or srun; then rank 0 leads and the others follow. Commands and replies
+are those of :mod:`blinkccl.bench.protocol`. Under a launcher, the measured communicator also carries them: rank 0
+broadcasts all ranks' commands and gathers the replies.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from blinkccl.bench.timeline import BenchTimeline
 from blinkccl.engines.native_library import load
 from blinkccl.errors import CommunicationError, UnsupportedError
 
-#: Without -g, and without a launcher.
+#: Number of ranks without -g and without a launcher.
 DEFAULT_RANKS = 2
-#: Ranks per core from which on times say more of the scheduler than of the library.
+#: Ranks per core above which times measure the scheduler more than the library.
 CROWDED = 4
-#: What the probe's first look at the memory uses: more than any cache.
+#: Working set of the probe's first measurement: larger than any cache.
 _LOOK_BYTES = 128 * 2**20
-#: One of these is set in a process that a launcher started (:mod:`blinkccl.runtime.environment`).
+#: Variables of launchers; at least one is set in their processes (:mod:`blinkccl.runtime.environment`).
 _MARKS = (
     "BLINK_RANK",
     "BLINK_WORLD_SIZE",
@@ -45,7 +45,7 @@ _MARKS = (
     "PMI_RANK",
     "SLURM_STEP_NODELIST",
 )
-#: Bytes of a reply's text that travel.
+#: Bytes of a reply's text on the wire.
 _TEXT = 1024
 
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)*")
@@ -61,25 +61,25 @@ def spawned(
     note: Note,
     timeline: BenchTimeline | None = None,
 ) -> Iterator[tuple[Interleaved, About]]:
-    """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`).
+    """Start blink's ranks on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`).
 
-    Ours record for ``timeline``.
+    Blink's ranks record for ``timeline``.
     """
-    load()  # Refused here, it is said once and not by every rank.
+    load()  # An error is raised once here, and not by every rank.
     ranks = job.collective.world_size
     if ranks > CROWDED * cores():
-        note(f"{ranks} ranks share {cores()} cores: starting takes long, and times are mostly waits for a core")
+        note(f"{ranks} ranks share {cores()} cores: the start takes long, and times are mostly waits for a core")
     with ended_by_signals(), ExitStack() as stack:
         own = stack.enter_context(RunningCandidate(registry.own(ranks, settings.deadline_s)))
-        participants, said = job.participants(own), {}
+        participants, libraries = job.participants(own), {}
         for name, prefix in peers:
             for participant, library in _started(registry.launches(name, prefix, ranks, cores()), stack, note):
                 participants.append(participant)
-                said[participant.name] = library
+                libraries[participant.name] = library
         probe, baseline = _probe(ranks, stack)
         yield (
             Interleaved(job.collective, settings, participants, probe, note, record=_recorder(timeline, own)),
-            of_host(job, settings, own.pids, None, baseline, said),
+            of_host(job, settings, own.pids, None, baseline, libraries),
         )
 
 
@@ -92,7 +92,7 @@ def led(
     note: Note,
     timeline: BenchTimeline | None = None,
 ) -> Iterator[tuple[Interleaved, About]]:
-    """Ranks that ``launcher`` started, led by this one."""
+    """Lead the ranks that ``launcher`` started."""
     with ExitStack() as stack:
         probe, baseline = _probe(job.collective.world_size, stack)
         yield (
@@ -109,14 +109,14 @@ def _recorder(timeline: BenchTimeline | None, own: Runs) -> Callable[[int, Parti
 
 
 def _started(launches: Sequence[CandidateLaunch], stack: ExitStack, note: Note) -> Iterator[tuple[Participant, str]]:
-    """The variants of one peer that start; one that does not is reported."""
+    """The variants of one peer that start; ``note`` is called for the others."""
     for launch in launches:
         try:
             candidate = stack.enter_context(RunningCandidate(launch))
         except CommunicationError as error:
-            note(f"goes on without {launch.title}: {error}")
+            note(f"continuing without {launch.title}: {error}")
             continue
-        # gloo has no version of its own: the header says torch's.
+        # gloo has no version of its own; the header has torch's.
         version = _VERSION.search(candidate.library) if launch.name != "gloo" else None
         yield (
             Participant(f"{launch.name} {version[0]}" if version else launch.name, launch.variant, candidate),
@@ -128,22 +128,22 @@ def _probe(ranks: int, stack: ExitStack) -> tuple[Probe | None, MemoryBaseline |
     try:
         probe = stack.enter_context(Probe(ranks))
     except UnsupportedError:
-        return None, None  # No compiler; the header says so.
+        return None, None  # No compiler, as the header states.
     return probe, probe.baseline(_LOOK_BYTES)
 
 
 def launcher(environ: Mapping[str, str]) -> str | None:
-    """Who started this process as a rank of several; None: nobody did."""
+    """The launcher that started this process as one of several ranks; None without one."""
     if not any(mark in environ for mark in _MARKS):
         return None
     from blinkccl.runtime.environment import launch
 
-    found = launch(environ)
-    return found.launcher if found.world_size > 1 else None
+    job = launch(environ)
+    return job.launcher if job.world_size > 1 else None
 
 
 class Leader:
-    """Rank 0: gives commands to all ranks, itself among them."""
+    """Rank 0, which gives commands to all ranks including itself."""
 
     def __init__(self, communicator: Any, library: Library) -> None:
         self._communicator = communicator
@@ -151,18 +151,18 @@ class Leader:
         self.pids: list[int] = _pids(communicator)
 
     def run(self, commands: Sequence[Command]) -> RankTimes:
-        """As :meth:`blinkccl.bench.candidate.RunningCandidate.run`."""
+        """Run ``commands``, like :meth:`blinkccl.bench.candidate.RunningCandidate.run`."""
         own = _shared(self._communicator, [command.pack() for command in commands])
         replies = np.split(_work(self._communicator, self._performer, own), len(commands))
         return measured([read_reply(reply.tobytes()) for reply in replies])
 
     def close(self) -> None:
-        """Let the followers go."""
+        """Send QUIT to all ranks."""
         _shared(self._communicator, [Command(Kind.QUIT).pack()] * self._communicator.size)
 
 
 def follow(communicator: Any, library: Library) -> None:
-    """Every other rank: do what rank 0 says until it says QUIT."""
+    """Perform rank 0's commands until QUIT, as any other rank."""
     performer = Performer(library)
     _pids(communicator)
     while read_command((frame := _shared(communicator))[: COMMAND.size])[0].kind is not Kind.QUIT:
@@ -170,13 +170,13 @@ def follow(communicator: Any, library: Library) -> None:
 
 
 def _pids(communicator: Any) -> list[int]:
-    found = np.zeros(communicator.size, np.int64)
-    communicator.allgather(np.array([os.getpid()], np.int64), found)
-    return [int(pid) for pid in found]
+    pids = np.zeros(communicator.size, np.int64)
+    communicator.allgather(np.array([os.getpid()], np.int64), pids)
+    return [int(pid) for pid in pids]
 
 
 def _shared(communicator: Any, frames: Sequence[bytes] = ()) -> bytes:
-    """This rank's one of the ``frames`` that rank 0 has for all."""
+    """This rank's frame of the ``frames`` of rank 0."""
     lengths = np.zeros(communicator.size, np.int64)
     lengths[: len(frames)] = [len(frame) for frame in frames]
     communicator.broadcast(lengths, root=0)
@@ -188,14 +188,14 @@ def _shared(communicator: Any, frames: Sequence[bytes] = ()) -> bytes:
 
 
 def _work(communicator: Any, performer: Performer, frame: bytes) -> NDArray[np.uint8]:
-    """Perform, and gather the replies at rank 0, all of one size."""
+    """Perform a command, and gather the replies, padded to one size, at rank 0."""
     command, fill, expected = read_command(frame[: COMMAND.size])
     body = frame[COMMAND.size :]
     reply = performer.perform(command, body[:fill], body[fill : fill + expected])
     short = Reply(reply.status, reply.wrong, reply.seconds, reply.text.encode()[:_TEXT].decode(errors="ignore"))
-    mine = np.zeros(REPLY.size + 8 * command.iterations + _TEXT, np.uint8)
+    own = np.zeros(REPLY.size + 8 * command.iterations + _TEXT, np.uint8)
     packed = np.frombuffer(short.pack(), np.uint8)
-    mine[: packed.size] = packed
-    everybody = np.zeros(mine.size * communicator.size, np.uint8) if communicator.rank == 0 else None
-    communicator.gather(mine, everybody, root=0)
-    return everybody if everybody is not None else mine
+    own[: packed.size] = packed
+    replies = np.zeros(own.size * communicator.size, np.uint8) if communicator.rank == 0 else None
+    communicator.gather(own, replies, root=0)
+    return replies if replies is not None else own

@@ -1,9 +1,8 @@
-"""Several candidates on one host, block by block, in turns and in rounds, so that their ratios mean something.
+"""Interleaved runs of several candidates on one host, which make their ratios reliable.
 
-A block is one candidate, one size, one placement: some runs to warm up, then the timed ones. A round gives every
-candidate its block, in an order that shifts from round to round, while all others sleep; and the probe that %bound is
-made of runs in the same round. Ratios are taken within a round, and the median of the rounds is reported
-(:func:`blinkccl.bench.rows.paired`).
+A block is one candidate, one size and one placement: warmup runs, then timed runs. In a round every candidate gets a
+block while the others sleep; the order shifts from round to round. The probe for %bound runs in the same round. Ratios
+are taken within a round, and the median of the rounds is reported (:func:`blinkccl.bench.rows.paired`).
 """
 
 from __future__ import annotations
@@ -22,27 +21,28 @@ from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
 
-#: Iterations that a slow peer gets at least.
+#: Least iterations of a slow peer.
 LEAST_ITERATIONS = 3
-#: A peer for which one run is expected to take longer than this is left out from there on.
+#: Longest expected run of a peer, in seconds; beyond it, the peer is left out.
 HOPELESS_S = 10.0
-#: Memory that all candidates together may keep between blocks, so that pages need not be made anew.
+#: Most memory that all candidates together keep between blocks, to avoid allocating pages again.
 KEEP_BYTES = 4 * 2**30
 
 
 class Runs(Protocol):
-    """Whatever runs commands: processes, ranks that a launcher started, or an engine in this process."""
+    """Runners of commands: processes, ranks of a launcher, or an engine in this process."""
 
     def run(self, commands: Sequence[Command], /) -> RankTimes: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """How to measure: ``iterations`` timed runs per block after ``warmup`` runs, ``rounds`` blocks per candidate.
+    """Settings: ``iterations`` timed runs per block after ``warmup`` runs, and ``rounds`` blocks per candidate.
 
-    The output of one more, untimed run per block is checked. ``across`` is a key of
-    :data:`blinkccl.bench.rows.ACROSS_RANKS`; ``shared`` is for our buffers alone. A block may take ``deadline_s`` whole
-    seconds, a peer's timed runs in it ``block_s``: a slow one gets fewer, at least :data:`LEAST_ITERATIONS`.
+    One more run per block is checked and not timed. ``across`` is a key of
+    :data:`blinkccl.bench.rows.ACROSS_RANKS`; ``shared`` applies to blink's buffers only. The timeout of a block is
+    ``deadline_s`` seconds (an integer). A peer's timed runs may take ``block_s``: a slow peer gets fewer iterations, at
+    least :data:`LEAST_ITERATIONS`.
     """
 
     dtype: str = "float32"
@@ -56,7 +56,7 @@ class BenchSettings:
     block_s: float = 2.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, before anything starts."""
+        """Refuse invalid settings before anything starts."""
         operation(self.op)
         element_type(self.dtype)
         check_range("-n", self.iterations, 1, MAX_ITERATIONS)
@@ -66,18 +66,18 @@ class BenchSettings:
 
 @dataclass(slots=True)
 class Participant:
-    """A candidate in the run: ``name`` is the peer that it is a variant of, "" for ourselves."""
+    """A candidate of the benchmark, a variant of peer ``name`` ("" for blink)."""
 
     name: str
     variant: str
     runs: Runs
-    #: Ranks of ours, which may have tensors in shared memory.
-    ours: bool = False
-    #: Seconds of one run and its size, when last measured.
+    #: Blink's ranks, which may have tensors in shared memory.
+    of_blink: bool = False
+    #: Seconds of one run and its size, from the last measurement.
     last: tuple[float, int] | None = None
-    #: Why it takes no part any more.
+    #: The reason for its end, if it takes no further part.
     left: str | None = None
-    #: The size that it was last left out of.
+    #: The last size from which it was left out.
     spared: int | None = None
 
     @property
@@ -88,35 +88,35 @@ class Participant:
 
 @dataclass(slots=True)
 class Interleaved:
-    """One collective, ourselves (the first participant) and peers, in turns; ``note`` is told why a peer leaves."""
+    """One collective, run in turns by blink (the first participant) and peers; ``note`` gets the reason of an end."""
 
     collective: Collective
     settings: BenchSettings
     participants: list[Participant]
-    #: None where no bound can be had.
+    #: The memory probe; None without a bound.
     probe: Probe | None = None
     note: Callable[[str], None] = lambda text: None
     tick: Callable[[], None] = field(default=lambda: None)
-    #: Of each of our own candidates, after a size and placement was timed: its number, and the calls.
+    #: Called for each of blink's candidates after a size and placement, with its number and the timed calls.
     record: Callable[[int, Participant, TimedCall], None] | None = None
 
     def places(self) -> tuple[bool, ...]:
-        """Out of place, and in place where there is such a thing."""
+        """The placements: out of place (False) and, except for alltoall, in place (True)."""
         return (False,) if self.collective.name == "alltoall" else (False, True)
 
     def ticks(self, sizes: Sequence[int]) -> int:
-        """How often ``tick`` will be called."""
+        """The number of calls of ``tick``."""
         return len(sizes) * len(self.places()) * self.settings.rounds * len(self.participants)
 
     def rows(self, sizes: Sequence[int]) -> Iterator[SizeRow]:
         """Measure each size."""
         for size in sizes:
             count = block_count(self.collective, size, element_type(self.settings.dtype).itemsize)
-            found = [self._place(count, in_place) for in_place in self.places()]
-            yield self._row(count, found)
+            measured = [self._place(count, in_place) for in_place in self.places()]
+            yield self._row(count, measured)
 
     def measure(self, work: TimedCall) -> tuple[list[Series | None], list[float] | None]:
-        """All rounds of one size and placement: a series per participant, and the rounds' least seconds."""
+        """Run all rounds of one size and placement; a series per participant, and each round's bound in seconds."""
         series: list[Series | None] = [None] * len(self.participants)
         floors: list[float] = []
         traffic = least_traffic(self.collective, work.count * element_type(work.dtype).itemsize, work.in_place)
@@ -134,31 +134,31 @@ class Interleaved:
         participant, own = self.participants[at], at == 0
         if participant.left is not None:
             return
-        wanted = replace(work, shared=work.shared and (own or participant.ours))
+        call = replace(work, shared=work.shared and (own or participant.of_blink))
         try:
-            iterations = self.settings.iterations if own else self._affordable(participant, wanted)
+            iterations = self.settings.iterations if own else self._affordable(participant, call)
             if not iterations:
                 return
-            measured = participant.runs.run(commands(replace(wanted, iterations=iterations)))
+            measured = participant.runs.run(commands(replace(call, iterations=iterations)))
         except UnsupportedError:
             if own:
                 raise
-            return  # It may well do the next thing.
+            return  # The peer may support the next size.
         except CommunicationError as error:
             if own:
                 raise
             participant.left, series[at] = str(error), None
-            self.note(f"goes on without {participant.title}: {error}")
+            self.note(f"continuing without {participant.title}: {error}")
             return
         values = across_ranks(measured.seconds, self.settings.across)
-        kept = series[at] = series[at] or Series([])
-        kept.rounds.append(values)
-        kept.variant = measured.variant
-        kept.wrong += measured.wrong
-        participant.last = (kept.median_s(), max(1, work.size))
+        collected = series[at] = series[at] or Series([])
+        collected.rounds.append(values)
+        collected.variant = measured.variant
+        collected.wrong += measured.wrong
+        participant.last = (collected.median_s(), max(1, work.size))
 
     def _affordable(self, participant: Participant, work: TimedCall) -> int:
-        """How many iterations ``participant`` can do in the block's time; 0 if it is to be left out."""
+        """The iterations of ``participant`` that fit into the time of a block; 0 to leave it out."""
         if participant.last is None:
             pilot = participant.runs.run(commands(replace(work, warmup=1, iterations=1, check=False)))
             participant.last = (float(pilot.seconds.max()), max(1, work.size))
@@ -166,7 +166,7 @@ class Interleaved:
         expected = seconds * max(1.0, work.size / size)
         if expected > min(HOPELESS_S, self.settings.deadline_s / (LEAST_ITERATIONS + work.warmup + 1)):
             if participant.spared != work.size:
-                self.note(f"leaves {participant.title} out of {work.size} bytes: it took {seconds:.1f} s for {size}")
+                self.note(f"leaving {participant.title} out at {work.size} bytes: {size} bytes took {seconds:.1f} s")
             participant.spared = work.size
             return 0
         return max(LEAST_ITERATIONS, min(self.settings.iterations, int(self.settings.block_s / max(expected, 1e-9))))
@@ -187,39 +187,39 @@ class Interleaved:
             settings.deadline_s,
             settings.across == WITH_BARRIER,
         )
-        found = self.measure(work)
+        result = self.measure(work)
         if self.record is not None:
             for at, participant in enumerate(self.participants):
-                if (at == 0 or participant.ours) and participant.left is None:
+                if (at == 0 or participant.of_blink) and participant.left is None:
                     self.record(at, participant, work)
-        return found
+        return result
 
-    def _row(self, count: int, found: Sequence[tuple[list[Series | None], list[float] | None]]) -> SizeRow:
+    def _row(self, count: int, measured: Sequence[tuple[list[Series | None], list[float] | None]]) -> SizeRow:
         size = count * self.collective.total_blocks() * element_type(self.settings.dtype).itemsize
-        ours = []
-        for series, floors in found:
+        own_timings = []
+        for series, floors in measured:
             own = series[0]
             assert own is not None
-            ours.append(timing(self.collective, size, own, floors))
+            own_timings.append(timing(self.collective, size, own, floors))
         peers = []
         for name in dict.fromkeys(participant.name for participant in self.participants[1:]):
-            out, into = [*(self._best(name, series, size) for series, _ in found), None][:2]
+            out, into = [*(self._best(name, series, size) for series, _ in measured), None][:2]
             peers.append((name, out, into))
-        return SizeRow(size, count, ours[0], ours[1] if len(ours) > 1 else None, tuple(peers))
+        return SizeRow(size, count, own_timings[0], own_timings[1] if len(own_timings) > 1 else None, tuple(peers))
 
     def _best(self, name: str, series: Sequence[Series | None], size: int) -> SizeTiming | None:
-        """The fastest variant of the peer ``name``, beside ourselves in the same rounds."""
+        """The fastest variant of the peer ``name``, with its ratio to blink in the same rounds."""
         own = series[0]
         assert own is not None
         complete = [
-            (participant, found)
-            for participant, found in zip(self.participants, series, strict=True)
-            if participant.name == name and found is not None and len(found.rounds) == len(own.rounds)
+            (participant, one)
+            for participant, one in zip(self.participants, series, strict=True)
+            if participant.name == name and one is not None and len(one.rounds) == len(own.rounds)
         ]
         if not complete:
             return None
-        participant, found = min(complete, key=lambda pair: pair[1].median_s())
-        theirs = timing(self.collective, size, found)
+        participant, best = min(complete, key=lambda pair: pair[1].median_s())
+        peer = timing(self.collective, size, best)
         return replace(
-            theirs, variant=participant.variant or found.variant, ratio=paired(found.medians_s(), own.medians_s())
+            peer, variant=participant.variant or best.variant, ratio=paired(best.medians_s(), own.medians_s())
         )

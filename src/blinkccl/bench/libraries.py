@@ -1,6 +1,6 @@
-"""The libraries that ranks in Python measure: ours, on the host engine, and gloo through ``torch.distributed``.
+"""Libraries that ranks in Python measure: blink on the host engine, and gloo through ``torch.distributed``.
 
-Gloo's timed loop is in Python; its own times are a hundred times that overhead.
+Gloo's timed loop is in Python; its times are a hundred times that overhead.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from blinkccl.trees.algorithms.tables import Way
 
 
 class OwnLibrary:
-    """A communicator of the job that the environment names, and the loop in C that times it."""
+    """A communicator of the job in the environment, and the loop in C that times it."""
 
     def __init__(self, deadline_s: float) -> None:
         self.communicator: Communicator = init(deadline_s=deadline_s)
         self.rank: int = self.communicator.rank
         self.size: int = self.communicator.size
         self.title = f"blink-ccl {package_version()}"
-        self._told: tuple[HostPlan, int] | None = None
+        self._plan: tuple[HostPlan, int] | None = None
         self._rows: tuple[Way, ...] = ()
         self._recorded = 0
-        #: Kept between blocks, as a group keeps its own: what variants it found the fastest it goes on with.
+        #: Operations that live across blocks, as in a group, because they remember their fastest variant.
         self._ops: dict[tuple[tuple[Way, ...], CollectiveCall], NativeOp] = {}
 
     def prepare(self, kind: Kind, number: int, text: str) -> None:
-        """As :class:`blinkccl.bench.perform.Library` says."""
+        """See :class:`blinkccl.bench.perform.Library`."""
         if kind is Kind.RECORD:
             self._record(number, text)
         elif kind is Kind.CHOICE:
-            self._told, self._rows = None, msgspec.json.decode(text, type=tuple[Way, ...])
+            self._plan, self._rows = None, msgspec.json.decode(text, type=tuple[Way, ...])
         else:
-            self._told, self._rows = (_laid_out(text), number) if text else None, ()
+            self._plan, self._rows = (_laid_out(text), number) if text else None, ()
 
     def _record(self, events: int, directory: str) -> None:
         group = self.communicator.group
         if not isinstance(group, HostGroup):
-            raise UnsupportedError("recorders are in the engine between ranks of one host")
+            raise UnsupportedError("a timeline needs all ranks on one host: only the host engine records")
         if events:
             group.endpoint.record(events)
             self._recorded = events
             return
-        found = recording_of(group.endpoint, self._recorded)
+        recording = recording_of(group.endpoint, self._recorded)
         group.endpoint.record(0)
-        Path(directory, str(self.rank)).write_bytes(msgspec.msgpack.encode(found))
+        Path(directory, str(self.rank)).write_bytes(msgspec.msgpack.encode(recording))
 
     def close(self) -> None:
         """Leave the job."""
@@ -75,7 +75,7 @@ class OwnLibrary:
         self.communicator.close()
 
     def allocate(self, size: int, shared: bool) -> Bytes:
-        """Private memory like every peer's, or a shared tensor."""
+        """Private memory, like that of peers, or a shared tensor."""
         if not shared:
             return private_memory(size)
         memory: Bytes = empty(size, np.uint8)
@@ -84,14 +84,14 @@ class OwnLibrary:
     def time(
         self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
     ) -> NDArray[np.float64]:
-        """As :class:`blinkccl.bench.perform.Library` says."""
+        """See :class:`blinkccl.bench.perform.Library`."""
         if command.op == "premul_sum":
-            raise UnsupportedError("the timed loop has no premul_sum; -o sum does the same work but for one product")
+            raise UnsupportedError("-o mulsum cannot be timed; -o sum does the same work except for one product")
         storage = element_type(command.dtype).storage
-        if send is None and recv is None:  # A rank that only looks on says by a buffer what it looks on at.
+        if send is None and recv is None:  # A rank without data passes a buffer for its size and type.
             recv = private_memory(max(1, command.count * command.itemsize))[: command.count * command.itemsize]
-        if self._told is not None:
-            return self._time_told(*self._told, command, send, recv, warmup + iterations)[warmup:]
+        if self._plan is not None:
+            return self._time_plan(*self._plan, command, send, recv, warmup + iterations)[warmup:]
         if self._rows:
             return self._time_rows(command, send, recv, warmup + iterations)[warmup:]
         lone = command.collective == "sendrecv"
@@ -112,7 +112,7 @@ class OwnLibrary:
     ) -> NDArray[np.float64]:
         group = self.communicator.group
         if not isinstance(group, HostGroup):
-            raise UnsupportedError("a table of a host is for ranks of one host")
+            raise UnsupportedError("the table of a host needs all ranks on one host")
         call = CollectiveCall(
             command.collective, command.dtype, command.count, command.op, command.root if command.root > 0 else 0
         )
@@ -124,7 +124,7 @@ class OwnLibrary:
         source, target = (None if buffer is None else buffer.ctypes.data for buffer in (send, recv))
         return group.time(self._ops[key], source, target, iterations, bool(command.flags & Flag.WITH_BARRIER))
 
-    def _time_told(
+    def _time_plan(
         self,
         plan: HostPlan,
         chunk_bytes: int,
@@ -155,7 +155,7 @@ _WAIT = timedelta(seconds=120)
 
 
 class GlooLibrary:
-    """A process group of backend gloo: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` name it."""
+    """A gloo process group, named by ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``."""
 
     def __init__(self) -> None:
         try:
@@ -177,19 +177,19 @@ class GlooLibrary:
         self._dist.destroy_process_group()
 
     def prepare(self, kind: Kind, number: int, text: str) -> None:
-        """Refuses: Gloo has its own ways."""
+        """Refuse: gloo cannot run plans, tables or recordings."""
         raise UnsupportedError(f"gloo {_REFUSALS[kind]}")
 
     def allocate(self, size: int, shared: bool) -> Bytes:
         """Private memory."""
         if shared:
-            raise UnsupportedError("gloo knows no shared buffers")
+            raise UnsupportedError("gloo has no shared buffers")
         return private_memory(size)
 
     def time(
         self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
     ) -> NDArray[np.float64]:
-        """As :class:`blinkccl.bench.perform.Library` says."""
+        """See :class:`blinkccl.bench.perform.Library`."""
         run = self._call(command, self._tensor(send, command), self._tensor(recv, command))
         seconds = np.empty(warmup + iterations)
         for i in range(warmup + iterations):
@@ -205,19 +205,19 @@ class GlooLibrary:
         if memory is None:
             return None
         if command.dtype not in _TYPES:
-            raise UnsupportedError(f"gloo takes no {command.dtype}")
+            raise UnsupportedError(f"gloo has no element type {command.dtype}")
         return self._torch.from_numpy(memory).view(getattr(self._torch, command.dtype))
 
     def _call(self, command: Command, send: Any, recv: Any) -> Callable[[], object]:
         """The collective as a function of no arguments."""
         dist = self._dist
         if command.collective in _REDUCING and command.op not in _OPS:
-            raise UnsupportedError(f"gloo has no {command.op}")
+            raise UnsupportedError(f"gloo has no operation {command.op}")
         op = getattr(dist.ReduceOp, _OPS.get(command.op, "SUM"))
         copies = send is not None and recv is not None and send.data_ptr() != recv.data_ptr()
 
         def then(run: Callable[[], object]) -> Callable[[], object]:
-            """Gloo has these in place only: out of place, the input is copied first."""
+            """``run`` with a copy of the input before it if out of place: gloo has these collectives in place only."""
             return (lambda: (recv.copy_(send), run())) if copies else run
 
         def parts(buffer: Any) -> list[Any]:
@@ -238,7 +238,7 @@ class GlooLibrary:
         return calls[command.collective]()
 
     def _reduce(self, send: Any, recv: Any, root: int, op: Any) -> Callable[[], object]:
-        """Gloo also writes the buffers of ranks that are not the root: they give it one of their own."""
+        """Reduce; ranks other than the root pass a copy, because gloo also writes their buffers."""
         into = recv if recv is not None else send.clone()
         if into.data_ptr() == send.data_ptr():
             return lambda: self._dist.reduce(into, root, op)

@@ -1,6 +1,6 @@
-"""A plan run for real by an engine in this process, timed as nccl-tests does, every result checked.
+"""Timing of a plan on an engine in this process, like nccl-tests, with every result checked.
 
-Times include the copy of the inputs that an engine makes for each run.
+Times include the engine's copy of the inputs in each run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blinkccl.trees.forest.model import Forest
 
 
 class PlannedRanks:
-    """The ranks of a forest, lowered and verified, on an engine of this process; ``deadline_s`` is for one run."""
+    """The ranks of a forest, lowered and verified, on an engine of this process; ``deadline_s`` is a run's timeout."""
 
     def __init__(
         self, forest: Forest, name: str = "reference", chunk_bytes: int = DEFAULT_CHUNK_BYTES, deadline_s: float = 60.0
@@ -37,7 +37,7 @@ class PlannedRanks:
         verify(self._program, forest.topology)
 
     def run(self, commands: Sequence[Command]) -> RankTimes:
-        """Do what the ranks are told. The times are of all ranks together, and every run is checked, not only one."""
+        """Run the ranks' commands. The times are of all ranks together, and every run is checked, not only one."""
         first = commands[0]
         call = CollectiveCall.of(self.forest.collective, first.dtype, first.count, first.op)
         inputs = list(map(_filled, commands))
@@ -59,7 +59,7 @@ class PlannedRanks:
 
 
 def _filled(command: Command) -> Array | None:
-    """A rank's input; None where it has none."""
+    """A rank's input; None for a rank without input."""
     if not command.in_blocks:
         return None
     memory = np.empty(command.in_blocks * command.count * command.itemsize, np.uint8)
@@ -68,7 +68,7 @@ def _filled(command: Command) -> Array | None:
 
 
 def _wrong(command: Command, output: Array | None) -> int:
-    """How many elements of a rank's output are wrong; all of one that is not there."""
+    """The number of wrong elements in a rank's output; all elements if the output is missing."""
     if output is None:
         return command.out_blocks * command.count
     return wrong_elements(output.view(np.uint8), command.expected, command.out_blocks, command.itemsize)

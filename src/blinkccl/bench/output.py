@@ -1,5 +1,4 @@
-"""A benchmark's circumstances, and its JSON: that of nccl-tests' ``-J`` file, version 3, with our schema version and
-what else is known."""
+"""A benchmark's conditions, and its JSON: nccl-tests' ``-J`` format, version 3, with schema version and more fields."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.schema import SCHEMA_VERSION
 
 NCCL_TESTS_VERSION = 3
-#: nccl-tests' names of element types; the rest are called as in NumPy.
+#: nccl-tests' names of element types that differ from NumPy's.
 TYPE_NAMES = {
     "float16": "half",
     "float32": "float",
@@ -30,16 +29,16 @@ TYPE_NAMES = {
     "float8_e5m2": "f8e5m2",
 }
 DTYPE_OF = {shown: name for name, shown in TYPE_NAMES.items()}
-#: And of operations.
+#: nccl-tests' names of operations that differ from ours.
 OP_NAMES = {"premul_sum": "mulsum"}
 OP_OF = {shown: name for name, shown in OP_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A run's circumstances; ``devices`` are by rank a process id, a vertex or a place on this host, and a name.
+    """The conditions of a run; ``devices`` has per rank a process id, a vertex or place on this host, and a name.
 
-    ``notes`` say in the header what the times are of; ``more`` and ``more_config`` are added to nccl-tests' JSON.
+    ``notes`` are lines of the header on the meaning of the times; ``more`` and ``more_config`` extend nccl-tests' JSON.
     """
 
     collective: Collective
@@ -53,32 +52,32 @@ class About:
     more: dict[str, Any]
     more_config: dict[str, Any]
     bound: bool = False
-    #: Those that are measured, the one of the rows first; where it is alone, the table is nccl-tests'.
+    #: The measured algorithms, that of the rows first; with one algorithm, the table is nccl-tests'.
     algorithms: Sequence[str] = ()
 
     @property
     def several(self) -> bool:
-        """Whether algorithms are compared."""
+        """True if algorithms are compared."""
         return len(self.algorithms) > 1
 
     @property
     def type_name(self) -> str:
-        """The element type as nccl-tests calls it."""
+        """nccl-tests' name of the element type."""
         return TYPE_NAMES.get(self.settings.dtype, self.settings.dtype)
 
     @property
     def redop(self) -> str:
-        """The operation, "none" for collectives that have none."""
+        """The operation; "none" for collectives without one."""
         return OP_NAMES.get(self.settings.op, self.settings.op) if self.collective.reduces else "none"
 
     @property
     def root(self) -> int:
-        """The root's rank, −1 where there is none."""
+        """The root's rank; −1 without a root."""
         return -1 if self.collective.root is None else self.collective.root
 
 
 def of_plan(planned: PlannedRanks, settings: BenchSettings) -> About:
-    """Of a plan that is run in this process."""
+    """The conditions of a plan that runs in this process."""
     forest = planned.forest
     topology = forest.topology
     devices = [
@@ -86,8 +85,8 @@ def of_plan(planned: PlannedRanks, settings: BenchSettings) -> About:
         for vertex in forest.ranks
     ]
     notes = [
-        f"Times are of one process that moves real bytes along the plan for {topology.name}; they say nothing",
-        f"about its links, so there is no %bound. Planned there: {forest.algbw_gb_per_s:.4g} GB/s algbw.",
+        f"Times are of one process that moves the bytes of the plan for {topology.name} in this host's memory, not on",
+        f"its links, so there is no %bound. The plan's rate on these links: {forest.algbw_gb_per_s:.4g} GB/s algbw.",
     ]
     rates = {
         "rate": str(forest.rate),
@@ -117,21 +116,22 @@ def of_host(
     baseline: MemoryBaseline | None,
     peers: dict[str, str],
 ) -> About:
-    """Of rank processes on this host, which ``launcher`` started, or we (None); ``peers`` say what they are, by name.
+    """The conditions of rank processes on this host, started by ``launcher`` or by this process (None).
 
-    ``baseline`` is what the probe found at the start; without a probe there is no %bound.
+    ``peers`` has the libraries of peers by name, ``baseline`` the probe's result at the start; without a probe there is
+    no %bound.
     """
     ranks = job.collective.world_size
     memory = "shared tensors" if settings.shared else "private buffers"
     notes = [
         f"Ranks are processes of this host, on {memory}. time: of the {ACROSS_RANKS[settings.across]}, mean over "
         "iterations,",
-        f"median of {settings.rounds} round(s). %bound and ratios compare medians, paired by round; a ratio "
-        "above 1 is in our favour.",
+        f"median of {settings.rounds} round(s). %bound and ratios compare medians, paired by round; with a ratio "
+        "above 1, blink is faster.",
     ]
     probe = None
     if baseline is None:
-        notes.append("There is no C compiler (cc) for the memory probe, so there is no %bound.")
+        notes.append("There is no %bound, because there is no C compiler (cc) for the memory probe.")
     else:
         trip = "" if baseline.round_trip_s is None else f", {baseline.round_trip_s * 1e9:.0f} ns round trip"
         notes.append(f"Cores at the start: {baseline.placement}{trip}; memory {baseline.bytes_per_s / 1e9:.1f} GB/s.")
@@ -160,19 +160,18 @@ def _planned_notes(job: Job) -> list[str]:
         return []
     chunks = ", ".join(f"{size // 1024}K" for size in CHUNKS)
     return [
-        f"Planned for {job.where}, run by the host engine through this host's memory, which has none of its links.",
-        f"Messages with flags inside, or of {chunks}, as was fastest in a short trial at each size.",
+        f"Planned for {job.where}; the host engine runs the plans in this host's memory, not on these links.",
+        f"Messages have inline flags, or {chunks}: the fastest of a short trial at each size.",
     ]
 
 
 def record(
     about: About, sweep: Sweep, rows: Sequence[SizeRow], arguments: Sequence[str], began: str, ended: str
 ) -> dict[str, Any]:
-    """The object that nccl-tests writes with ``-J``.
+    """The object of nccl-tests' ``-J``.
 
-    Where we differ: ``nccl_version`` is null, as NCCL takes no part; ``blink_version``, ``algorithm`` and
-    ``engine`` are added; ``env`` holds this program's own variables only. Results may have ``bound_percent`` and
-    ``peers``.
+    Differences: ``nccl_version`` is null, as NCCL takes no part; ``blink_version``, ``algorithm`` and ``engine`` are
+    added; ``env`` has only variables that begin with BLINK_. Results may have ``bound_percent`` and ``peers``.
     """
     bad = failed(rows, about.algorithms)
     return {
@@ -194,7 +193,7 @@ def record(
 
 
 def document(recorded: dict[str, Any], about: About) -> dict[str, Any]:
-    """The object of ``blink bench --json``: the same, with our schema version and what else is known."""
+    """The object of ``blink bench --json``: ``recorded`` with blink's schema version and fields."""
     return {"schema_version": SCHEMA_VERSION, "collective": about.collective.name, **about.more, **recorded}
 
 
@@ -229,7 +228,7 @@ def _config_document(about: About, sweep: Sweep) -> dict[str, Any]:
 
 
 def _result_document(about: About, row: SizeRow) -> dict[str, Any]:
-    found = {
+    result = {
         "size": row.size,
         "count": row.count,
         "type": about.type_name,
@@ -239,17 +238,17 @@ def _result_document(about: About, row: SizeRow) -> dict[str, Any]:
         "in_place": _timing_document(row.in_place),
     }
     if row.peers:
-        found["peers"] = [
+        result["peers"] = [
             {"name": name, "out_of_place": _timing_document(out), "in_place": _timing_document(into)}
             for name, out, into in row.peers
         ]
-    return found
+    return result
 
 
 def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
     if timing is None:
         return None
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "time": timing.seconds * 1e6,
         "alg_bw": timing.algbw_gb_per_s,
         "bus_bw": timing.busbw_gb_per_s,
@@ -257,9 +256,9 @@ def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
         "median": timing.median_s * 1e6,
     }
     if timing.bound_percent is not None:
-        found["bound_percent"] = timing.bound_percent
+        fields["bound_percent"] = timing.bound_percent
     if timing.ratio is not None or timing.variant:
-        found["variant"] = timing.variant
+        fields["variant"] = timing.variant
     if timing.ratio is not None:
-        found["ratio"] = timing.ratio
-    return found
+        fields["ratio"] = timing.ratio
+    return fields

@@ -1,11 +1,11 @@
-"""The pattern that fills the buffers of a benchmark, and what must stand in them afterwards.
+"""The pattern in the input buffers of a benchmark, and the expected outputs.
 
-A collective works element by element on blocks. So if every input block repeats its first ``period`` elements, every
-output block repeats what comes out of those: the inputs and the oracle of one period tell all, whatever the size.
-The period is a prime, so a chunk that lands one or more chunks too far does not fit its place.
+A collective works on blocks element by element. If every input block repeats its first ``period`` elements, every
+output block repeats the result of those. One period of inputs and of the oracle therefore checks any size. The period
+is a prime, so a chunk at the offset of another chunk is noticed.
 
-Rank processes get their part of the pattern with the command, so that a peer written in C checks every type and
-operation without knowing its arithmetic.
+Rank processes get their part of the pattern with the command, so a peer in C can check every type and operation
+without its arithmetic.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from blinkccl.collectives.oracle import make_inputs, make_scales, oracle
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.buffers import shared_blocks
 
-#: Elements after which a buffer repeats itself.
+#: Period of a buffer, in elements.
 PERIOD = 4093
 
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
-    """What all ranks of a candidate are asked to run and time: ``count`` elements per block, within ``deadline_s``.
+    """Calls that all ranks of a candidate run and time: ``count`` elements per block, with timeout ``deadline_s``.
 
     ``in_place``, ``shared``, ``check``, ``keep`` and ``with_barrier`` are flags of :mod:`blinkccl.bench.protocol`.
     """
@@ -49,19 +49,19 @@ class TimedCall:
 
     @property
     def size(self) -> int:
-        """S in bytes, as nccl-tests prints it."""
+        """nccl-tests' S, in bytes."""
         return self.count * self.collective.total_blocks() * element_type(self.dtype).itemsize
 
     @property
     def buffer_bytes(self) -> list[int]:
-        """Bytes of each rank's buffers together."""
+        """Total bytes of each rank's buffers."""
         held = [_blocks(self.collective, rank, self.in_place) for rank in range(self.collective.world_size)]
         return [blocks * self.count * element_type(self.dtype).itemsize for blocks in held]
 
 
 def _blocks(collective: Collective, rank: int, in_place: bool) -> int:
-    held, wanted = collective.input_blocks(rank), collective.output_blocks(rank)
-    return max(held, wanted) if in_place else held + wanted
+    inputs, outputs = collective.input_blocks(rank), collective.output_blocks(rank)
+    return max(inputs, outputs) if in_place else inputs + outputs
 
 
 def commands(work: TimedCall) -> list[Command]:
@@ -73,7 +73,7 @@ def _command(work: TimedCall, rank: int) -> Command:
     collective, dtype = work.collective, element_type(work.dtype)
     period = min(PERIOD, work.count)
     fills, expected = _patterns(collective, period, work.dtype, work.op)
-    wanted = {
+    flags = {
         Flag.IN_PLACE: work.in_place,
         Flag.SHARED: work.shared,
         Flag.CHECK: work.check,
@@ -89,7 +89,7 @@ def _command(work: TimedCall, rank: int) -> Command:
         collective.root or 0,
         collective.src or 0,
         collective.dst or 0,
-        Flag(sum(flag for flag, is_set in wanted.items() if is_set)),
+        Flag(sum(flag for flag, is_set in flags.items() if is_set)),
         work.warmup,
         work.iterations,
         work.deadline_s,
@@ -107,7 +107,7 @@ def _command(work: TimedCall, rank: int) -> Command:
 
 
 def scales(collective: Collective, dtype: str, op: str) -> list[float]:
-    """Every rank's scalar: 1 unless ``op`` scales."""
+    """The scalar of every rank; 1 unless ``op`` scales."""
     return make_scales(collective, dtype) if operation(op).scales else [1.0] * collective.world_size
 
 
@@ -131,7 +131,7 @@ def fill(memory: NDArray[np.uint8], pattern: bytes, blocks: int, itemsize: int) 
 
 
 def wrong_elements(memory: NDArray[np.uint8], pattern: bytes, blocks: int, itemsize: int) -> int:
-    """How many elements of ``memory`` are not what the repeated ``pattern`` says, in every bit."""
+    """The number of elements of ``memory`` that differ in any bit from the repeated ``pattern``."""
     wrong = 0
     for got, want in _rows(memory, pattern, blocks, itemsize):
         whole = got.size // want.size * want.size
@@ -143,7 +143,7 @@ def wrong_elements(memory: NDArray[np.uint8], pattern: bytes, blocks: int, items
 def _rows(
     memory: NDArray[np.uint8], pattern: bytes, blocks: int, itemsize: int
 ) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Per block its memory and its pattern, as integers of an element's size."""
+    """Memory and pattern of each block, as integers of an element's size."""
     if not blocks or not pattern:
         return []
     bits = np.dtype(f"u{itemsize}")

@@ -1,4 +1,4 @@
-"""One rank at work on a command: buffers, the timed runs, the check; the Python half of ``peers/peer.h``."""
+"""The work of one rank on a command: buffers, timed runs, check; the Python counterpart of ``peers/peer.h``."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ Bytes = NDArray[np.uint8]
 
 
 class Library(Protocol):
-    """What is measured, on one rank."""
+    """A measured library, on one rank."""
 
     #: Name and version, for the hello.
     title: str
 
     def allocate(self, size: int, shared: bool) -> Bytes:
-        """``size`` > 0 bytes for a buffer; UnsupportedError if ``shared`` memory is asked for and there is none."""
+        """A buffer of ``size`` > 0 bytes; UnsupportedError for ``shared`` if the library has no shared memory."""
         ...
 
     def time(
         self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
     ) -> NDArray[np.float64]:
-        """Seconds of each of ``iterations`` runs, with a barrier before each, after ``warmup`` runs.
+        """Seconds of each of ``iterations`` runs after ``warmup`` runs, with a barrier before each run.
 
-        UnsupportedError if collective, type, operation or placement are not served; before anything is sent.
+        UnsupportedError, before anything is sent, for an unsupported collective, type, operation or placement.
         """
         ...
 
     def prepare(self, kind: Kind, number: int, text: str) -> None:
-        """What a command of another kind than RUN and QUIT says (:mod:`blinkccl.bench.protocol`); UnsupportedError."""
+        """Apply a command that is neither RUN nor QUIT (:mod:`blinkccl.bench.protocol`), or raise UnsupportedError."""
         ...
 
 
 def private_memory(size: int) -> Bytes:
-    """Zeroed memory on page boundaries, in huge pages where the system has them, as every peer gets."""
+    """Zeroed memory on page boundaries, in huge pages if the system has them, as for every peer."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -49,14 +49,14 @@ def private_memory(size: int) -> Bytes:
 
 
 class Performer:
-    """One rank at work; keeps its memory between commands that ask for it."""
+    """The work of one rank; memory is kept between commands with KEEP."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._kept: dict[int, tuple[int, bool, Bytes]] = {}
+        self._cache: dict[int, tuple[int, bool, Bytes]] = {}
 
     def perform(self, command: Command, pattern: bytes, expected: bytes) -> Reply:
-        """Fills the input with ``pattern``, runs, times and checks; a refusal or a failure is a reply too."""
+        """Fill the input with ``pattern``, run, time and check; errors become replies too."""
         signal.alarm(command.deadline_s)
         try:
             if command.kind is Kind.RUN:
@@ -70,7 +70,7 @@ class Performer:
         finally:
             signal.alarm(0)
             if command.kind is Kind.RUN and not command.flags & Flag.KEEP:
-                self._kept.clear()
+                self._cache.clear()
 
     def _perform(self, command: Command, pattern: bytes, expected: bytes) -> Reply:
         send, recv = self._buffers(command)
@@ -86,30 +86,30 @@ class Performer:
 
     def _buffers(self, command: Command) -> tuple[Bytes | None, Bytes | None]:
         block = command.count * command.itemsize
-        held, wanted = command.in_blocks * block, command.out_blocks * block
-        if command.flags & Flag.IN_PLACE and held and wanted:
-            memory = self._memory(0, max(held, wanted), command.flags)
+        in_bytes, out_bytes = command.in_blocks * block, command.out_blocks * block
+        if command.flags & Flag.IN_PLACE and in_bytes and out_bytes:
+            memory = self._memory(0, max(in_bytes, out_bytes), command.flags)
             first, second = command.in_at * block, command.out_at * block
-            return memory[first : first + held], memory[second : second + wanted]
+            return memory[first : first + in_bytes], memory[second : second + out_bytes]
         return (
-            self._memory(0, held, command.flags) if command.in_blocks else None,
-            self._memory(1, wanted, command.flags) if command.out_blocks else None,
+            self._memory(0, in_bytes, command.flags) if command.in_blocks else None,
+            self._memory(1, out_bytes, command.flags) if command.out_blocks else None,
         )
 
     def _memory(self, slot: int, size: int, flags: Flag) -> Bytes:
         shared = bool(flags & Flag.SHARED)
-        if slot in self._kept and self._kept[slot][:2] == (size, shared):
-            return self._kept[slot][2]
-        self._kept.pop(slot, None)  # Given back before more is taken.
+        if slot in self._cache and self._cache[slot][:2] == (size, shared):
+            return self._cache[slot][2]
+        self._cache.pop(slot, None)  # Freed before the next allocation.
         memory = self._library.allocate(size, shared) if size else np.empty(0, np.uint8)
-        self._kept[slot] = (size, shared, memory)
+        self._cache[slot] = (size, shared, memory)
         return memory
 
 
 def _reset(command: Command, send: Bytes | None, recv: Bytes | None, pattern: bytes) -> None:
-    """Set the input, and clear what the last run left: a stale right answer must not hide a missing one."""
+    """Fill the input and clear the output, so an output of the last run cannot hide a missing one."""
     if recv is not None:
-        recv.fill(0)  # Also touches the pages, which must not be timed.
+        recv.fill(0)  # Also touches the pages, so that page faults are not timed.
     if send is not None:
         fill(send, pattern, command.in_blocks, command.itemsize)
 

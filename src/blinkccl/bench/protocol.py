@@ -1,36 +1,36 @@
 """The protocol between the coordinator of a benchmark and its rank processes.
 
-Every rank process of a candidate connects to the coordinator's unix socket, says hello, and then blocks in recv():
-an idle candidate takes no processor time, so that candidates can be interleaved. All numbers are little-endian and
-unpadded. ``native/include/blink/bench.h`` has the structs, which both languages read: ``peer_hello`` from a rank to the
-coordinator, ``peer_command`` back, ``peer_reply`` in answer.
+Every rank process of a candidate connects to the coordinator's unix socket, sends its hello, and then blocks in recv().
+An idle candidate thus takes no processor time, and candidates can be interleaved. All numbers are little-endian and
+unpadded. ``native/include/blink/bench.h`` has the structs for both languages: ``peer_hello`` from a rank to the
+coordinator, ``peer_command`` to the rank, and ``peer_reply`` in answer.
 
-A command is followed by in_blocks × period × itemsize bytes that fill the input, and, if CHECK is set, by
-out_blocks × period × itemsize bytes that the output must hold.
+A command is followed by in_blocks × period × itemsize bytes of input, and with CHECK by out_blocks × period × itemsize
+bytes of expected output.
 
 A rank has an input of ``in_blocks`` and an output of ``out_blocks`` blocks of ``count`` elements. Both lie on page
-boundaries, in memory for which huge pages are asked; with IN_PLACE and both there, they begin at block ``in_at`` and
-``out_at`` of one memory. Element i of block b is element i mod ``period`` of block b of the pattern that came with the
-command (see :mod:`blinkccl.bench.pattern`). ``scale`` is this rank's scalar for premul_sum.
+boundaries, in memory for which huge pages are requested. With IN_PLACE, and both present, they begin at block ``in_at``
+and ``out_at`` of one memory. Element i of block b is element i mod ``period`` of block b of the command's pattern (see
+:mod:`blinkccl.bench.pattern`). ``scale`` is the rank's scalar for premul_sum.
 
-RUN is timed the same way by everybody: ``warmup`` runs, then ``iterations`` times *barrier, clock, collective, clock*
-with the candidate's own barrier, in C where there is C. The time of an iteration is that of the slowest rank; the
-barrier itself is not in it, unless WITH_BARRIER says so. With CHECK the buffers are then filled again, the collective
-runs once more, untimed, and every element of the output is compared.
+RUN is timed in the same way by all candidates: ``warmup`` runs, then ``iterations`` times *barrier, clock, collective,
+clock* with the candidate's own barrier, in C if the library has C. The time of an iteration is that of the slowest
+rank; it includes the barrier only with WITH_BARRIER. With CHECK, the buffers are then filled again, the collective runs
+once more untimed, and every element of the output is compared.
 
-A reply is followed by n × f64 seconds, and length bytes of UTF-8 text that says why status is not OK.
+A reply is followed by n × f64 seconds, and by length bytes of UTF-8 text, the reason if status is not OK.
 
-PROGRAM tells a rank of ours which Program it runs from then on: its input's pattern is the Program as JSON (none: the
-library chooses), ``count`` the bytes of a message.
+Commands for blink's ranks alone hold from then on:
 
-CHOICE tells it which rows of a host's table it takes for all calls from then on, as JSON in the same place.
+- PROGRAM sets the Program to run: the pattern is the Program as JSON (empty: the library chooses), ``count`` the bytes
+  of a message.
+- CHOICE sets the rows of a host's table for all calls, as JSON in the pattern.
+- RECORD starts to record the last ``count`` events. With 0 it stops, and the rank writes its
+  :class:`blinkccl.engines.recording.Recording` as msgpack to a file named after the rank, in the directory that is the
+  pattern.
 
-RECORD makes a rank of ours record its last ``count`` events from then on. With 0 it stops, and writes what it has
-(:class:`blinkccl.engines.recording.Recording`, as msgpack) into a directory, which is the command's pattern, in a file
-named after the rank.
-
-QUIT has no reply. A rank that loses its socket ends; while it works on a command it is under an alarm of
-``deadline_s`` seconds, so that it ends even if nobody is left to end it.
+QUIT has no reply. A rank ends when it loses its socket. While it works on a command, an alarm of ``deadline_s`` seconds
+ends it even if its parent is gone.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from blinkccl.native.headers import header
 
 _HEADER, _TYPES = header("bench.h"), header("types.h")
 MAGIC, VERSION = _HEADER.constants["PEER_MAGIC"], _HEADER.constants["PEER_VERSION"]
-HELLO, COMMAND, REPLY = (_HEADER.structs[f"peer_{what}"].wire() for what in ("hello", "command", "reply"))
-#: More than any rank of ours has to say; what claims more is not one of them.
+HELLO, COMMAND, REPLY = (_HEADER.structs[f"peer_{name}"].wire() for name in ("hello", "command", "reply"))
+#: Largest valid number of iterations, and of bytes of text, in a reply.
 MAX_ITERATIONS = 1_000_000
-#: What a rank of ours ends with where this machine or installation cannot run it.
+#: Exit code of blink's ranks if this machine or installation cannot run them.
 UNSUPPORTED_CODE = 3
 MAX_TEXT = 65_536
 
 #: Numbers of collectives, types and operations on the wire; names are those of :mod:`blinkccl.collectives`.
 COLLECTIVES = tuple(_TYPES.numbers("blink_collective"))
-#: What only the probe does (:mod:`blinkccl.bench.bound`); ``count`` is a number of bytes, or of round trips.
+#: Measurements of the probe (:mod:`blinkccl.bench.bound`); ``count`` is a number of bytes, or of round trips.
 PROBES = tuple(_HEADER.numbers("peer_probe", "PEER_"))
 FIRST_PROBE = _HEADER.constants["PEER_PROBE_ADD"]
 DTYPES = tuple(_TYPES.numbers("blink_dtype"))
@@ -60,7 +60,7 @@ OPS = (*_TYPES.numbers("blink_operation"), *_HEADER.numbers("peer_op", "PEER_"))
 
 
 class Kind(IntEnum):
-    """What a command asks for."""
+    """The kind of a command."""
 
     RUN = _HEADER.constants["PEER_RUN"]
     QUIT = _HEADER.constants["PEER_QUIT"]
@@ -70,9 +70,10 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """``SHARED``: buffers in shared memory, where the candidate has such; ``KEEP``: keep the memory for the next.
+    """Flags of RUN.
 
-    ``WITH_BARRIER``: the barrier before a run is timed, too.
+    ``SHARED``: buffers in shared memory, if the candidate has it; ``KEEP``: keep the memory for the next command;
+    ``WITH_BARRIER``: also time the barrier before a run.
     """
 
     IN_PLACE = _HEADER.constants["PEER_IN_PLACE"]
@@ -86,7 +87,7 @@ NO_FLAGS = Flag(0)
 
 
 class ReplyStatus(IntEnum):
-    """``UNSUPPORTED`` leaves the candidate usable, ``FAILED`` does not."""
+    """Status of a reply. The candidate stays usable after ``UNSUPPORTED``, but not after ``FAILED``."""
 
     OK = _HEADER.constants["PEER_OK"]
     UNSUPPORTED = _HEADER.constants["PEER_UNSUPPORTED"]
@@ -95,7 +96,7 @@ class ReplyStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """The first words of a rank; ``library`` is what it measures, with its version."""
+    """The first message of a rank; ``library`` is the measured library, with its version."""
 
     rank: int
     world_size: int
@@ -110,7 +111,7 @@ class RankHello:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command; fields as in the module's text. ``fill`` and ``expected`` are patterns, as bytes."""
+    """A command, with the fields of the module's text. ``fill`` and ``expected`` are patterns, as bytes."""
 
     kind: Kind
     collective: str = "allreduce"
@@ -143,18 +144,18 @@ class Command:
         return head + self.fill + self.expected
 
 
-#: The fields of a command after magic, kind, collective, dtype and op: numbers on the wire as they are.
+#: Fields of a command after magic, kind, collective, dtype and op, which need no coding.
 _NUMBERS = _HEADER.structs["peer_command"].names[5:]
 
 
 def read_command(head: bytes) -> tuple[Command, int, int]:
-    """A command without its patterns, and how many bytes of ``fill`` and ``expected`` follow."""
+    """A command without its patterns, and the numbers of bytes of ``fill`` and ``expected`` that follow."""
     magic, kind, code, dtype, op, *numbers = COMMAND.unpack(head)
     try:
         name = PROBES[code - FIRST_PROBE] if code >= FIRST_PROBE else COLLECTIVES[code]
-        given = dict(zip(_NUMBERS, numbers, strict=True))
-        given["flags"] = Flag(given["flags"])
-        command = Command(Kind(kind), name, DTYPES[dtype], OPS[op], **given)
+        fields = dict(zip(_NUMBERS, numbers, strict=True))
+        fields["flags"] = Flag(fields["flags"])
+        command = Command(Kind(kind), name, DTYPES[dtype], OPS[op], **fields)
     except (IndexError, ValueError):
         magic = 0
         command = Command(Kind.QUIT)
@@ -166,7 +167,7 @@ def read_command(head: bytes) -> tuple[Command, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came out on one rank: seconds per iteration and wrong elements; ``text`` says why not."""
+    """The result of one rank: seconds per iteration and wrong elements, or in ``text`` the reason of an error."""
 
     status: ReplyStatus
     wrong: int = 0
@@ -180,7 +181,7 @@ class Reply:
 
 
 def reply_bytes(head: bytes) -> int:
-    """How many bytes of seconds and text follow."""
+    """The number of bytes of seconds and text that follow."""
     magic, status, _, n, length = REPLY.unpack(head)
     if magic != MAGIC or status > max(ReplyStatus) or n > MAX_ITERATIONS or length > MAX_TEXT:
         raise CommunicationError(f"expected a reply of protocol {VERSION}, got {head.hex()}")
@@ -188,7 +189,7 @@ def reply_bytes(head: bytes) -> int:
 
 
 def read_reply(data: bytes) -> Reply:
-    """A reply from its bytes on the wire, which may have others behind them."""
+    """The reply at the beginning of ``data``; bytes behind it are ignored."""
     head, body = data[: REPLY.size], data[REPLY.size :]
     _, status, wrong, n, _ = REPLY.unpack(head)
     text = body[8 * n : reply_bytes(head)].decode(errors="replace")
@@ -196,7 +197,7 @@ def read_reply(data: bytes) -> Reply:
 
 
 def read_hello(head: bytes) -> RankHello:
-    """A rank's first words."""
+    """A rank's hello; CommunicationError for another protocol."""
     magic, version, rank, size, pid, library = HELLO.unpack(head)
     if magic != MAGIC or version != VERSION:
         raise CommunicationError(f"expected a hello of protocol {VERSION}, got {head[:16].hex()}…")

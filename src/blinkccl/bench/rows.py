@@ -1,4 +1,4 @@
-"""Rows of the table, one per size, and the statistics that make them."""
+"""Rows of the table, one per size, and their statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 Seconds = NDArray[np.float64]
-#: What makes one number of the ranks' times of an iteration, by the number that nccl-tests' -a has for it.
+#: Statistics over the ranks' times of an iteration, by the numbers of nccl-tests' -a.
 ACROSS_RANKS: dict[int, str] = {
     0: "rank 0",
     1: "mean of ranks",
@@ -22,20 +22,20 @@ ACROSS_RANKS: dict[int, str] = {
     3: "slowest rank",
     4: "mean of ranks and with the barrier before it",
 }
-#: Who is faster by less than this part is not another winner: it would be the other one in the next run.
+#: Largest relative difference of a tie: the next run could have the other winner.
 TIE = 0.05
-#: The one that counts the barrier before each run, too: of ranks that share cores some only get one when others wait,
-#: and whether they do in the barrier or in the call differs between libraries.
+#: The statistic that includes the barrier before each run. Ranks that share cores wait for a core in the barrier with
+#: some libraries, and in the call with others.
 WITH_BARRIER = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SizeTiming:
-    """Mean time of one run, and elements that were wrong over all ranks and checked runs.
+    """Mean time of one run, and wrong elements over all ranks and checked runs.
 
-    ``bound_percent`` is the time that memory alone would take, in percent of ours (:mod:`blinkccl.bench.bound`), None
-    where that was not measured. ``variant`` says how it was run, where there was a choice. Of a peer, ``ratio`` is how
-    many times as long as ours it took in the same run, paired by round. ``median_s`` is the median of the rounds'
+    ``bound_percent`` is the time that memory alone would take, in percent of the measured time
+    (:mod:`blinkccl.bench.bound`); None without a probe. ``variant`` is the chosen execution, if there was a choice.
+    ``ratio`` is a peer's time over blink's in the same run, paired by round. ``median_s`` is the median of the rounds'
     medians.
     """
 
@@ -51,9 +51,9 @@ class SizeTiming:
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """One size: ``size`` bytes are nccl-tests' S, ``count`` elements per block; ``in_place`` is None for alltoall.
+    """One size: nccl-tests' S in bytes, and ``count`` elements per block; alltoall has None ``in_place``.
 
-    ``peers`` has each peer's times out of place and in place, None where it cannot do this or was left out.
+    ``peers`` has each peer's times out of place and in place; None if it cannot run the call or was left out.
     """
 
     size: int
@@ -72,7 +72,7 @@ class Series:
     variant: str = ""
 
     def mean_s(self) -> float:
-        """The mean over iterations, as nccl-tests has it; of rounds the median."""
+        """The median over rounds of the mean over iterations, which is nccl-tests' statistic."""
         return float(median(float(np.mean(values)) for values in self.rounds))
 
     def medians_s(self) -> list[float]:
@@ -85,15 +85,15 @@ class Series:
 
 
 def across_ranks(seconds: Seconds, how: int) -> Seconds:
-    """One number per iteration from ``seconds``, by rank and iteration, as :data:`ACROSS_RANKS` says."""
+    """One number per iteration from ``seconds`` (rank, iteration), by the statistic ``how`` of :data:`ACROSS_RANKS`."""
     mean = 1 if how == WITH_BARRIER else how
     by: dict[int, Any] = {0: lambda s: s[0], 1: lambda s: s.mean(0), 2: lambda s: s.min(0), 3: lambda s: s.max(0)}
-    found: Seconds = by[mean](seconds)
-    return found
+    reduced: Seconds = by[mean](seconds)
+    return reduced
 
 
 def paired(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """The median of ratios within rounds: what changes between rounds, as other guests of a host do, cancels."""
+    """The median of ratios within rounds, which cancels changes between rounds, such as load of other guests."""
     return float(median(a / b for a, b in zip(numerators, denominators, strict=True)))
 
 
@@ -103,7 +103,7 @@ def timing(
     series: Series,
     floors_s: Sequence[float] | None = None,
 ) -> SizeTiming:
-    """The table's numbers for ``series``; ``floors_s`` are the rounds' least times."""
+    """The table's numbers for ``series``; ``floors_s`` are the bounds of the rounds in seconds."""
     seconds = series.mean_s()
     algbw = algbw_gb_per_s(size, seconds)
     bound = 100 * paired(floors_s, series.medians_s()) if floors_s is not None else None
@@ -119,36 +119,36 @@ def timing(
 
 
 def timings(rows: Sequence[SizeRow]) -> list[SizeTiming]:
-    """Ours, out of place and in place, one after the other."""
-    return [found for row in rows for found in (row.out_of_place, row.in_place) if found is not None]
+    """Blink's timings of all rows, each out of place and in place."""
+    return [one for row in rows for one in (row.out_of_place, row.in_place) if one is not None]
 
 
 def failed(rows: Sequence[SizeRow], algorithms: Sequence[str] = ()) -> int:
-    """How many of our measurements had wrong elements: nccl-tests' "out of bounds values".
+    """The number of blink's measurements with wrong elements: nccl-tests' "out of bounds values".
 
-    Ours are also those of ``peers`` that are ``algorithms``.
+    Peers that are ``algorithms`` count as blink's.
     """
-    beside = [found for row in rows for name, *both in row.peers if name in algorithms for found in both]
-    return sum(1 for found in (*timings(rows), *beside) if found is not None and found.wrong)
+    others = [one for row in rows for name, *both in row.peers if name in algorithms for one in both]
+    return sum(1 for one in (*timings(rows), *others) if one is not None and one.wrong)
 
 
 def average_busbw(rows: Sequence[SizeRow]) -> float:
-    """The mean over all sizes, out of place and in place, in GB/s."""
+    """The mean busbw over all sizes, out of place and in place, in GB/s."""
     measured = timings(rows)
-    return sum(found.busbw_gb_per_s for found in measured) / len(measured)
+    return sum(one.busbw_gb_per_s for one in measured) / len(measured)
 
 
 def by_candidate(row: SizeRow, own: str) -> dict[str, SizeTiming | None]:
-    """What all candidates took, ours (called ``own``) first; in place, as in training, where there is such a thing."""
+    """The timings of all candidates, blink's (named ``own``) first; in place, as in training, except for alltoall."""
     rows = ((own, row.out_of_place, row.in_place), *row.peers)
     return {name: out if row.in_place is None else into for name, out, into in rows}
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """From ``size`` bytes on ``name`` is the fastest; ``before``, which was until there, takes ``ratio`` times as long.
+    """A change of the fastest candidate to ``name`` at ``size`` bytes; ``before`` takes ``ratio`` times as long there.
 
-    The first has nobody before it: ``before`` is None; and ``ratio`` where that one was not measured here.
+    The first has no ``before`` (None). ``ratio`` needs a time of ``before`` at this size, else None.
     """
 
     size: int
@@ -158,21 +158,21 @@ class Crossover:
 
 
 def crossovers(rows: Sequence[SizeRow], own: str) -> list[Crossover]:
-    """Who is the fastest from which size on; who holds that keeps it until somebody is faster by more than a tie."""
-    found: list[Crossover] = []
+    """The fastest candidate by size; it changes only if another is faster by more than a tie."""
+    changes: list[Crossover] = []
     for row in rows:
-        taken = medians_s(row, own)
-        best = min(taken, key=lambda name: taken[name])
-        if not found:
-            found.append(Crossover(row.size, best))
+        seconds = medians_s(row, own)
+        best = min(seconds, key=lambda name: seconds[name])
+        if not changes:
+            changes.append(Crossover(row.size, best))
             continue
-        holder = found[-1].name
-        if holder not in taken or taken[holder] > taken[best] * (1 + TIE):
-            ratio = taken[holder] / taken[best] if holder in taken else None
-            found.append(Crossover(row.size, best, holder, ratio))
-    return found
+        holder = changes[-1].name
+        if holder not in seconds or seconds[holder] > seconds[best] * (1 + TIE):
+            ratio = seconds[holder] / seconds[best] if holder in seconds else None
+            changes.append(Crossover(row.size, best, holder, ratio))
+    return changes
 
 
 def medians_s(row: SizeRow, own: str) -> dict[str, float]:
-    """Seconds of those that were measured: medians, which one interrupted run does not move."""
+    """Median seconds of the measured candidates; one interrupted run does not change a median."""
     return {name: timing.median_s for name, timing in by_candidate(row, own).items() if timing is not None}

@@ -1,4 +1,4 @@
-"""Which sizes are measured: nccl-tests' -b, -e and -f; and which numbers are refused."""
+"""Sizes of a benchmark, from nccl-tests' -b, -e and -f, and checks of numbers and memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from blinkccl.cost.simulate.run import parse_size
 from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 
-#: More sizes than this are a slip of the pen, not a measurement.
+#: Most sizes of a sweep; more are a typing mistake.
 MAX_SIZES = 10_000
-#: 1 TiB; no host that runs this has more memory.
+#: Largest size: 1 TiB, more than the memory of hosts that run this.
 MAX_BYTES = 2**40
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Sizes from ``first`` to ``last`` bytes, by a ``factor``."""
+    """Sizes from ``first`` to ``last`` bytes, with a ``factor`` between them."""
 
     first: int
     last: int
@@ -28,24 +28,25 @@ class Sweep:
 
     def sizes(self) -> list[int]:
         """The sizes, ascending."""
-        found = [self.first]
+        sizes = [self.first]
         while True:
-            following = found[-1] * self.factor
-            if following > self.last or following == found[-1]:
-                return found
-            if len(found) == MAX_SIZES:
+            following = sizes[-1] * self.factor
+            if following > self.last or following == sizes[-1]:
+                return sizes
+            if len(sizes) == MAX_SIZES:
                 raise UsageError(
-                    f"from {self.first} to {self.last} bytes are more than {MAX_SIZES} sizes; take a larger factor (-f)"
+                    f"expected at most {MAX_SIZES} sizes from {self.first} to {self.last} bytes; give a larger factor "
+                    "(-f)"
                 )
-            found.append(following)
+            sizes.append(following)
 
     def step_text(self) -> str:
-        """As nccl-tests prints it."""
+        """nccl-tests' text of the step."""
         return f"{self.factor}(factor)"
 
 
 def sweep(begin: str, end: str | None, factor: int = 2, most: int = MAX_BYTES) -> Sweep:
-    """What -b, -e and -f mean together: one size without -e; doubled without -f (nccl-tests adds 1 MiB)."""
+    """The sweep of -b, -e and -f: one size without -e; factor 2 without -f (nccl-tests adds 1 MiB)."""
     first = parse_size("-b", begin, most)
     last = first if end is None else parse_size("-e", end, most)
     if last < first:
@@ -56,7 +57,7 @@ def sweep(begin: str, end: str | None, factor: int = 2, most: int = MAX_BYTES) -
 
 
 def block_count(collective: Collective, size: int, itemsize: int) -> int:
-    """Elements per block for at most ``size`` bytes, as nccl-tests rounds: a block per rank is of whole 16 bytes."""
+    """Elements per block for at most ``size`` bytes; like nccl-tests, a block per rank is a multiple of 16 bytes."""
     elements = size // itemsize // collective.total_blocks()
     if collective.total_blocks() == 1:
         return elements
@@ -65,13 +66,13 @@ def block_count(collective: Collective, size: int, itemsize: int) -> int:
 
 
 def empty_sizes(collective: Collective, sizes: Sequence[int], dtype: str) -> list[int]:
-    """The sizes above 0 that round down to no element at all, as nccl-tests rounds them."""
+    """The sizes above 0 that nccl-tests' rounding makes 0 elements."""
     itemsize = element_type(dtype).itemsize
     return [size for size in sizes if size and not block_count(collective, size, itemsize)]
 
 
 def check_range(option: str, value: int, least: int, most: int) -> None:
-    """Refuse a number that is out of range."""
+    """Raise UsageError unless ``least`` ≤ ``value`` ≤ ``most``."""
     if value < least:
         raise UsageError(f"{option} must be at least {least}, got {value}")
     if value > most:
@@ -79,8 +80,11 @@ def check_range(option: str, value: int, least: int, most: int) -> None:
 
 
 def check_memory(collective: Collective, sizes: Sequence[int], dtype: str) -> None:
-    """Refuse what cannot fit before the machine swaps: one candidate at a time holds buffers of all ranks."""
-    there = _memory_bytes()
+    """Raise UsageError for sizes beyond the memory, before the machine swaps.
+
+    One candidate at a time has buffers, for all ranks.
+    """
+    memory_bytes = _memory_bytes()
     blocks = sum(
         collective.input_blocks(rank) + collective.output_blocks(rank) for rank in range(collective.world_size)
     )
@@ -88,16 +92,16 @@ def check_memory(collective: Collective, sizes: Sequence[int], dtype: str) -> No
     for size in sizes:
         block_bytes = block_count(collective, size, itemsize) * itemsize
         needed = blocks * block_bytes
-        if there is not None and needed > there:
+        if memory_bytes is not None and needed > memory_bytes:
             raise UsageError(
-                f"{collective.name} of {block_bytes} bytes a block needs about "
-                f"{needed / 1e9:.1f} GB of memory for {collective.world_size} ranks; this "
-                f"machine has {there / 1e9:.1f} GB: lower -e, or take fewer GPUs"
+                f"{collective.name} of {block_bytes} bytes a block needs about {needed / 1e9:.1f} GB of memory for "
+                f"{collective.world_size} ranks, and this machine has {memory_bytes / 1e9:.1f} GB: give a smaller size "
+                "or fewer ranks"
             )
 
 
 def _memory_bytes() -> int | None:
-    """Physical memory; None where the system does not say."""
+    """Bytes of physical memory; None if the system does not report them."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

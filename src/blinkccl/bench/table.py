@@ -1,13 +1,11 @@
-"""A benchmark's table, printed as it grows.
+"""A benchmark's table, printed row by row.
 
-Into a pipe it has nccl-tests' header, columns and footer (nccl-tests 2.19, src/util.cu's formats). %bound stands to the
-right of its columns, and peers in comment lines below the row that they are compared with: whatever reads nccl-tests'
-output reads ours. Several algorithms stand beside each other, with a time each, and below them at which sizes another
-one becomes the fastest.
+In a pipe it has the header, columns and footer of nccl-tests (2.19, formats of src/util.cu). %bound is to the right of
+these columns, and peers are comment lines below their row, so programs that read nccl-tests' output can read it. With
+several algorithms, a row has a time per algorithm, and the footer lists the sizes at which the fastest changes.
 
-On a terminal that is too narrow a row is a line out of place and a line in place, with the columns that find room, the
-more important ones first; above the header stands which do not. What compares algorithms goes on below. Comments are
-folded.
+On a narrow terminal a row is a line out of place and a line in place, with as many columns as fit, the most important
+first; the header names the others. Times of several algorithms are wrapped, and comments too.
 """
 
 from __future__ import annotations
@@ -35,15 +33,15 @@ from blinkccl.units import size_text
 
 _PREAMBLE = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _PREAMBLE_WIDTH = 52
-#: On a narrow terminal: columns of text of a size or a peer's name, and with the place beside it.
+#: Characters of a size or a peer's name on a narrow terminal, alone and with the placement.
 _FIRST, _PLACED = 10, 15
-#: Of several algorithms: columns of text of the size and of each time; at most nine candidates fit into a hundred.
+#: Characters of the size and of each time of several algorithms; nine candidates fit into a hundred.
 _SIZE, _WIDTH = 9, 9
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of numbers; the less its ``rank``, the sooner a narrow terminal has it."""
+    """A column of numbers; a narrow terminal shows those of lowest ``rank``."""
 
     name: str
     unit: str
@@ -68,33 +66,33 @@ _RATIO = _Column("ratio", "", 8, 1, lambda _, timing: "" if timing.ratio is None
 
 @dataclass(frozen=True, slots=True)
 class BenchTable:
-    """The table of a run in ``width`` columns, None into a pipe."""
+    """The table of a run in ``width`` characters; None for a pipe."""
 
     about: About
     width: int | None = None
 
     def header(self, sweep: Sweep) -> str:
-        """What comes before the first row."""
+        """The lines before the first row."""
         about, before = self.about, _preface(self.about, sweep)
         if about.several:
             place = "" if about.collective.name == "alltoall" else ", in place (--json: out of place too)"
-            what = f"# Median time (us){place}; * the fastest, and what comes within {TIE:.0%} of it"
-            return f"{self._folded(chr(10).join([before, what, '#']))}\n{self._names()}\n"
+            unit = f"# Median time (us){place}; * marks the fastest, and all within {TIE:.0%} of it"
+            return f"{self._folded(chr(10).join([before, unit, '#']))}\n{self._names()}\n"
         return f"{self._folded(before)}\n{self._narrow_titles() if self._is_narrow else _titles(about)}"
 
     def line(self, row: SizeRow) -> str:
-        """One row, and those of the peers."""
+        """The lines of one row and its peers."""
         if self.about.several:
             return self._compared(row)
         lines = self._placed(row) if self._is_narrow else _wide_lines(self.about, row)
         return "\n".join(lines) + "\n"
 
     def footer(self, rows: Sequence[SizeRow]) -> str:
-        """What comes after the last row: whether all results were right, and the average, or who wins where."""
+        """The lines after the last row: the number of wrong results, and the average or the crossovers."""
         bad = failed(rows, self.about.algorithms)
         lines = [f"# {'Out of bounds values':<20} : {bad} {'OK' if bad == 0 else 'FAILED'}"]
         if self.about.several:
-            lines.append("# Crossovers (the fastest by more than a tie):")
+            lines.append(f"# Crossovers (the fastest by more than {TIE:.0%}):")
             for each in crossovers(rows, self.about.algorithms[0]):
                 beaten = "" if each.ratio is None else f" ({each.before} takes {each.ratio:.2f} times as long there)"
                 lines.append(f"#   from {size_text(each.size)}: {each.name}{beaten}")
@@ -122,7 +120,7 @@ class BenchTable:
 
     # A narrow terminal.
     def _columns(self) -> tuple[list[_Column], list[_Column]]:
-        """The columns that find room, and those that do not."""
+        """The columns that fit, and the others."""
         about = self.about
         every = [_COUNT, *_TIMES, *([_BOUND] if about.bound else []), *([_RATIO] if about.more.get("peers") else [])]
         left, shown = (self._room or 0) - _PLACED, set()
@@ -135,28 +133,28 @@ class BenchTable:
     def _narrow_titles(self) -> str:
         shown, hidden = self._columns()
         about = self.about
-        told = f"# {about.type_name}, {about.redop}, root {about.root}; out of place, in place"
+        head = f"# {about.type_name}, {about.redop}, root {about.root}; out of place, in place"
         if hidden:
             names = ", ".join(one.name for one in hidden)
-            told += f". Without {names}: a wider terminal, a pipe and --json have them"
+            head += f". Without {names}: a wider terminal, a pipe and --json have them"
         above, below = (f"#{text:>{_FIRST - 1}}{'':{_PLACED - _FIRST}}" for text in ("size", "(B)"))
         above += "".join(f"  {one.name:>{one.width}}" for one in shown)
         below += "".join(f"  {one.unit:>{one.width}}" for one in shown)
-        return f"{self._folded(told)}\n#\n{above}\n{below.rstrip()}\n"
+        return f"{self._folded(head)}\n#\n{above}\n{below.rstrip()}\n"
 
     def _placed(self, row: SizeRow) -> Iterator[str]:
-        """A line out of place and one in place below it, of ours and of each peer."""
+        """A line out of place and one in place, for blink and for each peer."""
         shown, _ = self._columns()
         for first, out, into in ((f"{row.size:>{_FIRST}}", row.out_of_place, row.in_place), *row.peers):
-            ours = out is row.out_of_place
-            name = first if ours else f"# {first}"[:_FIRST].ljust(_FIRST)
-            below = " " * _FIRST if ours else "#".ljust(_FIRST)
+            own = out is row.out_of_place
+            name = first if own else f"# {first}"[:_FIRST].ljust(_FIRST)
+            below = " " * _FIRST if own else "#".ljust(_FIRST)
             for label, place, timing in ((name, "out", out), (below, "in", into)):
                 yield f"{label}  {place:<3}{''.join(one.shown(row, timing) for one in shown)}".rstrip()
 
     # Several algorithms.
     def _names(self) -> str:
-        """The lines over the columns: one per algorithm, its name broken at its underscores."""
+        """The lines above the columns: the names of algorithms, broken at underscores."""
         names = [*self.about.algorithms, *self.about.more.get("peers", ())]
         parts = [wrap(name.replace("_", " "), _WIDTH) for name in names]
         depth = max(map(len, parts))
@@ -167,23 +165,23 @@ class BenchTable:
             )
             for level in range(depth)
         )
-        # Line by line of a row that is folded, and in each the words of the names.
+        # The outer lines are those of a wrapped row, the inner ones the words of the names.
         return "\n".join("\n".join(lines) for lines in zip(*rows, strict=True))
 
     def _compared(self, row: SizeRow) -> str:
-        """One row: a time per algorithm, stars beside the best."""
+        """One row: a time per algorithm, with stars at the fastest."""
         own = self.about.algorithms[0]
-        taken = medians_s(row, own)
-        least = min(taken.values())
+        medians = medians_s(row, own)
+        least = min(medians.values())
         cells = []
         for name in by_candidate(row, own):
-            seconds = taken.get(name)
+            seconds = medians.get(name)
             shown = "-" if seconds is None else f"{seconds * 1e6:.{1 if seconds < 9.9995e-4 else 0}f}"
             cells.append(f"{shown:>{_WIDTH}}{'*' if seconds is not None and seconds <= least * (1 + TIE) else ' '}")
         return "\n".join(self._beside(f"{row.size:>{_SIZE}}", cells)) + "\n"
 
     def _beside(self, first: str, cells: Sequence[str]) -> list[str]:
-        """``cells`` behind ``first``, in as many lines as they take."""
+        """``cells`` behind ``first``, in as many lines as needed."""
         each = len(cells) if self._room is None else max(1, (self._room + 1 - _SIZE) // (_WIDTH + 1))
         below = f"{'#' if first.startswith('#') else '':<{_SIZE}}"
         return [
@@ -193,9 +191,9 @@ class BenchTable:
 
 
 def _preface(about: About, sweep: Sweep) -> str:
-    """The circumstances.
+    """The conditions of the run.
 
-    Where we differ: it names this program and says what the times are of; "device" is the vertex, or the rank.
+    Differences from nccl-tests: the name of this program, notes on the times, and the vertex or rank as "device".
     """
     settings = about.settings
     lines = [
@@ -217,9 +215,9 @@ def _preface(about: About, sweep: Sweep) -> str:
 
 
 def _titles(about: About) -> str:
-    """The three lines over the columns; the first ends in blanks, as nccl-tests' does."""
+    """The three lines above the columns; the first ends in blanks, like that of nccl-tests."""
     places = f"{'':11}out-of-place{'':23}in-place{'':10}"
-    names, units = ("".join(f"  {getattr(one, what):>{one.width}}" for one in _TIMES) * 2 for what in ("name", "unit"))
+    names, units = ("".join(f"  {getattr(one, key):>{one.width}}" for one in _TIMES) * 2 for key in ("name", "unit"))
     if about.bound:
         names += f"  {'%bound':>6}" * 2
         units += f"  {'out':>6}  {'in':>6}"
@@ -240,13 +238,13 @@ def _wide_lines(about: About, row: SizeRow) -> Iterator[str]:
     both = row.out_of_place, row.in_place
     preamble = f"{row.size:12d}  {row.count:12d}  {about.type_name:>8}  {about.redop:>6}  {about.root:6d}"
     yield f"{preamble}{cells(_TIMES, *both)}{cells([_BOUND], *both) if about.bound else ''}"
-    for name, *theirs in row.peers:
-        chosen = " | ".join(dict.fromkeys(one.variant for one in theirs if one is not None and one.variant))
+    for name, *peer in row.peers:
+        chosen = " | ".join(dict.fromkeys(one.variant for one in peer if one is not None and one.variant))
         label = f"#   {name}{f' ({chosen})' if chosen else ''}"
         if len(label) > _PREAMBLE_WIDTH:
             label = label[: _PREAMBLE_WIDTH - 1] + "…"
-        ratios = "".join(f"  {'N/A' if one is None else f'{one.ratio:.2f}x':>6}" for one in theirs)
-        yield f"{label:<{_PREAMBLE_WIDTH}}{cells(_TIMES, *theirs)}{ratios}"
+        ratios = "".join(f"  {'N/A' if one is None else f'{one.ratio:.2f}x':>6}" for one in peer)
+        yield f"{label:<{_PREAMBLE_WIDTH}}{cells(_TIMES, *peer)}{ratios}"
 
 
 def _or(number: float | None, form: str, none: str) -> str:
@@ -254,6 +252,6 @@ def _or(number: float | None, form: str, none: str) -> str:
 
 
 def _microseconds(seconds: float) -> str:
-    """Four or five digits that count, as nccl-tests prints a time."""
+    """Microseconds with the digits of nccl-tests, four or five significant ones."""
     micros = seconds * 1e6
     return f"{micros:.0f}" if micros >= 10_000 else f"{micros:.1f}" if micros >= 100 else f"{micros:.2f}"

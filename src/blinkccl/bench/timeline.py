@@ -1,7 +1,7 @@
-"""What the ranks of a benchmark did, as a timeline.
+"""The timeline of a benchmark's ranks.
 
-After the timed runs of a size and placement the ranks make :data:`CALLS` more, which they record; no time in the table
-is of these. On the axis blocks of calls follow each other: the seconds of other runs between them are left out.
+After the timed runs of a size and placement, the ranks record :data:`CALLS` more calls, which the table does not count.
+Blocks of recorded calls follow each other on the time axis, without the seconds of other runs between them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from blinkccl.engines.recording import Recording, add_recording
 from blinkccl.trace_events import TraceEvents
 from blinkccl.units import size_text
 
-#: Recorded calls of a size and placement, and what a rank keeps of them.
+#: Recorded calls of a size and placement, and most events of a rank.
 CALLS = 4
 EVENTS = 65_536
-#: Between two blocks of calls, a part of the first's length.
+#: Gap after a block of calls, as a part of its length.
 _GAP = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Calls of one participant, size and placement, by rank."""
+    """Recordings of one participant, size and placement, by rank."""
 
     name: str
     recordings: Sequence[Recording]
@@ -45,7 +45,7 @@ class BenchTimeline:
     _blocks: list[_Block] = field(default_factory=list)
 
     def take(self, at: int, participant: Participant, work: TimedCall) -> None:
-        """Lets participant number ``at`` make its calls, and keeps what its ranks recorded."""
+        """Run the calls of participant number ``at``, and keep the recordings of its ranks."""
         assert self.ranks is not None
         size = work.collective.world_size
         with TemporaryDirectory(prefix="blink-timeline-") as directory:
@@ -58,10 +58,10 @@ class BenchTimeline:
         self._blocks.append(_Block(name, recordings))
 
     def events(self) -> TraceEvents:
-        """All of it."""
+        """The events of all blocks."""
         events = TraceEvents()
         blocks = events.process("blink bench")
-        row = events.thread(blocks, "blocks", "what runs")
+        row = events.thread(blocks, "blocks", "blocks of calls")
         size = self.job.collective.world_size
         processes = [events.process(f"measured: rank {rank}") for rank in range(size)]
         cursor = 0

@@ -1,16 +1,16 @@
-"""``blink tune``: a race that finds the fastest way, and its use for a host's table, beside what is built in.
+"""``blink tune``: a race for the fastest way, and the table of a host that it fills.
 
-For each collective and size, candidates are timed beside a *reference* that goes on always: what is built in between
-processes, NCCL on GPUs (:mod:`~blinkccl.bench.gpu_tune`). *Successive halving* (Jamieson and Talwalkar, AISTATS 2016):
-in each round every candidate that is left runs some calls, in turns, the better half goes on and runs twice as many.
-The last one meets the reference in pairs. What cannot run is out.
+For each collective and size, candidates are timed beside a *reference* that is never eliminated: the built-in choice
+between processes, NCCL on GPUs (:mod:`~blinkccl.bench.gpu_tune`). The race is *successive halving* (Jamieson and
+Talwalkar, AISTATS 2016): in each round the remaining candidates run some calls in turns, and the faster half runs twice
+as many in the next. The last candidate and the reference run in pairs. A candidate that cannot run is eliminated.
 
-Between processes candidates are all algorithms that serve the call on this host in several chunks, small messages with
-their flags inside, and the system's copies. The simulator seeds them: on a switch with nominal links, the fastest few
-go on. What is built in is first let find the fastest of its own variants. The last candidate keeps these variants where
-it is one of their kind, and is taken only if it is faster by :data:`CLEARLY` in the median of the pairs and faster in
-most of them. Who fills a table asks once more at the end (:meth:`HostTuner.confirmed`), as a machine that others share
-is another one then. So a table that was measured is not slower than one that was not.
+Between processes, the candidates are all algorithms that serve the call on this host in several chunk sizes, small
+messages with inline flags, and the system's copies. The simulator selects the fastest few, on a switch with nominal
+links. The built-in choice first picks its own fastest variant. The last candidate keeps these variants if it is of
+their kind. It replaces the built-in choice only if it is faster by :data:`CLEARLY` in the median of the pairs, and
+faster in most of them. When a table is complete, every such cell is measured once more (:meth:`HostTuner.confirmed`),
+because the load of a shared machine may have changed. A tuned table is therefore not slower than the built-in choice.
 """
 
 from __future__ import annotations
@@ -58,40 +58,40 @@ from blinkccl.trees.algorithms.tables import (
     Way,
 )
 
-#: By so much a candidate must be faster than what is built in.
+#: Least speedup over the built-in choice.
 CLEARLY = 1.03
-#: Candidates that the simulator lets go on, beside those whose messages carry flags and those that the system copies.
+#: Candidates that the simulator selects, beside those with inline flags and those with the system's copies.
 SEEDS = 8
-#: Messages of these sizes; up to so many bytes of S with their flags inside; from so many on by the system.
+#: Sizes of messages; largest S for inline flags; least S for the system's copies.
 CHUNKS = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
 INLINE_BYTES, CROSSED_FROM = 64 * KIB, 128 * KIB
-#: Parts that the system's copies are cut into, of whole S.
+#: Numbers of parts into which the system's copies divide S.
 CROSSED_PARTS = (1, 2, 4)
-#: Calls of a candidate in the first round; at most, and pairs of the last, between processes.
+#: Least and most calls of a candidate in a round, and pairs of the final, between processes.
 LEAST_CALLS, MOST_CALLS, PAIRS = 2, 200, 9
-#: Of the pairs, those in which it must be faster.
+#: Least number of pairs in which a candidate must be faster.
 MOST_PAIRS = 7
-#: Seconds that a candidate with variants may take to find its fastest; calls per variant until it has.
+#: Most seconds, and calls per variant, in which a candidate picks its fastest variant.
 SETTLE_S, SETTLE_CALLS = 1.0, 40
-#: Seconds for asking once more.
+#: Seconds to confirm a cell.
 CONFIRM_S = 0.5
-#: Which part of the calls counts, as others' work only adds.
+#: Quantile of the calls that counts: other processes only add time.
 _QUIET = 0.25
-#: Elements are float32 and summed.
+#: Bytes of an element; elements are float32 and summed.
 _ITEMSIZE = 4
 
-#: A size, and the range that it stands for.
+#: A size, and the least and the end of the range for which it counts.
 At = tuple[int, int, int]
 _Candidate = TypeVar("_Candidate", bound=Hashable)
 
 
 def collective_of(name: str, ranks: int) -> Collective:
-    """With the first rank as root, where there is one."""
+    """The collective, with the first rank as root if it has one."""
     return Collective(name, ranks, **dict.fromkeys(COLLECTIVES[name].parameters, 0))
 
 
 def ranges(sizes: Sequence[int]) -> list[At]:
-    """(size, least, below) of each: ranges meet halfway between sizes, as their ratio has it."""
+    """(size, least, below) of each size: ranges meet at the geometric mean of neighbouring sizes."""
     meets = [isqrt(a * b) for a, b in pairwise(sizes)]
     first, last = sizes[0] // 2, min(2 * sizes[-1], NO_LIMIT)
     return list(zip(sizes, [first, *meets], [*meets, last], strict=True))
@@ -102,11 +102,11 @@ def ranges(sizes: Sequence[int]) -> list[At]:
 
 @dataclass
 class Race(Generic[_Candidate]):
-    """Candidates against ``reference``, which goes on always.
+    """A race of candidates against ``reference``, which is never eliminated.
 
-    ``timer`` has the seconds of a call over so many, None where the candidate does not run. ``settle`` prepares one for
-    the pairs, and says how many seconds that took. ``times`` are the seconds of all that ran, each from its last round,
-    and over how many calls.
+    ``timer(candidate, calls)`` returns the seconds of a call, or None if the candidate cannot run. ``settle`` prepares
+    a candidate for the pairs and returns the seconds that it took. ``times`` has each candidate's seconds in its last
+    round, and the number of calls.
     """
 
     reference: _Candidate
@@ -117,17 +117,20 @@ class Race(Generic[_Candidate]):
     times: dict[_Candidate, tuple[float, int]] = field(default_factory=dict)
 
     def run(
-        self, ours: Sequence[_Candidate], budget_s: float, finish: Callable[[_Candidate], _Candidate] = lambda one: one
+        self,
+        candidates: Sequence[_Candidate],
+        budget_s: float,
+        finish: Callable[[_Candidate], _Candidate] = lambda one: one,
     ) -> tuple[_Candidate, list[float]] | None:
-        """The last of ours, as ``finish`` makes of it, and how many times as fast it was in each pair; None: none ran.
+        """The last candidate after ``finish``, and its speedup in each pair; None if no candidate ran.
 
-        It takes ``budget_s`` seconds, as far as that can be foreseen, and what it takes to start and to load.
+        Takes about ``budget_s`` seconds, plus the time to start processes and to load data.
         """
-        for one in (*ours, self.reference):
+        for one in (*candidates, self.reference):
             self._time(one, LEAST_CALLS)
-        left = [one for one in ours if one in self.times]
+        left = [one for one in candidates if one in self.times]
         budget_s -= self.settle(self.reference)
-        # A round costs as much as the first, and a call of a pair is made twice as often.
+        # Every round costs as much as the first, and the pairs have twice as many calls.
         round_s = sum(seconds for seconds, _ in self.times.values())
         reference_s, _ = self.times.get(self.reference, (0.0, 0))
         in_all_s = round_s * log2(max(2, len(left))) + 4 * self.pairs * reference_s
@@ -142,17 +145,17 @@ class Race(Generic[_Candidate]):
         return (last, ratios) if left else None
 
     def met(self, last: _Candidate, calls: int) -> list[float]:
-        """How many times as fast as the reference it was in pairs of so many calls each."""
+        """The speedup of ``last`` over the reference in each pair of ``calls`` calls."""
         self.settle(last)
         both = list(dict.fromkeys((last, self.reference)))
-        took: dict[_Candidate, list[float]] = {one: [] for one in both}
+        seconds: dict[_Candidate, list[float]] = {one: [] for one in both}
         for number in range(self.pairs):
             for one in both if number % 2 else both[::-1]:
                 self._time(one, calls)
-                took[one] += [self.times[one][0]] if one in self.times else []
+                seconds[one] += [self.times[one][0]] if one in self.times else []
         for one in (one for one in both if one in self.times):
-            self.times[one] = median(took[one]), calls * self.pairs
-        return [b / a for a, b in zip(took[last], took[self.reference], strict=False)]
+            self.times[one] = median(seconds[one]), calls * self.pairs
+        return [b / a for a, b in zip(seconds[last], seconds[self.reference], strict=False)]
 
     def _time(self, one: _Candidate, calls: int) -> None:
         seconds = self.timer(one, calls)
@@ -164,23 +167,23 @@ class Race(Generic[_Candidate]):
 
 # ---- between processes
 
-#: What could serve a size: a way and its variants.
+#: A candidate between processes: a way and its variants.
 Ways = tuple[Way, ...]
 
 
 def command_of(ways: Ways) -> Command:
-    """Tells a rank to run them."""
+    """The command that makes a rank use ``ways``."""
     text = msgspec.json.encode(ways)
     return Command(Kind.CHOICE, itemsize=1, in_blocks=1, period=len(text), count=1, fill=text, deadline_s=60)
 
 
 def untuned(collective: Collective, size_bytes: int) -> Ways:
-    """What is built in, with its variants."""
+    """The built-in choice, with its variants."""
     return built_in(collective.world_size).choose(collective.name, size_bytes, Crossing.MEASURED)
 
 
 def with_variants(ways: Ways, base: Ways) -> Ways:
-    """These, and what is built in where that does the same in other chunks or by the system's copies."""
+    """``ways``, and those of ``base`` if it runs the same program with other chunks or the system's copies."""
     first = ways[0]
     if len(ways) > 1 or (first.algorithm, first.inline) != (base[0].algorithm, base[0].inline):
         return ways
@@ -188,23 +191,23 @@ def with_variants(ways: Ways, base: Ways) -> Ways:
 
 
 def candidates(collective: Collective, size_bytes: int) -> list[Ways]:
-    """All that are measured beside what is built in, the most promising first."""
-    seeds = sorted(_simulated(collective, size_bytes), key=lambda found: found[0])[:SEEDS]
-    found = [way for _, way in seeds]
+    """The candidates beside the built-in choice, in order of simulated time."""
+    seeds = sorted(_simulated(collective, size_bytes), key=lambda pair: pair[0])[:SEEDS]
+    ways = [way for _, way in seeds]
     if size_bytes <= INLINE_BYTES:
-        inline = [Way(way.algorithm, INLINE, CHUNKS[0]) for way in found]
-        found = [*dict.fromkeys(inline), *found]
-    # The system's copies are the only variant of the rings that do the same.
+        inline = [Way(way.algorithm, INLINE, CHUNKS[0]) for way in ways]
+        ways = [*dict.fromkeys(inline), *ways]
+    # A way with the system's copies is a variant of one_hop's rings, which run the same program.
     ring = Way("one_hop", "", 256 * KIB)
     parts = CROSSED_PARTS if size_bytes >= CROSSED_FROM else ()
-    return [*((way,) for way in found), *((ring, Way("one_hop", COPIED, 8 * MIB, count)) for count in parts)]
+    return [*((way,) for way in ways), *((ring, Way("one_hop", COPIED, 8 * MIB, count)) for count in parts)]
 
 
 def _simulated(collective: Collective, size_bytes: int) -> Iterator[tuple[float, Way]]:
-    """Every algorithm that serves it, in every chunk that makes a difference, with its time on nominal links."""
+    """The time on nominal links of every algorithm that serves the call, in every chunk size that differs."""
     topology = parse_spec(f"clique:{collective.world_size}")
-    links, seen = calibration("nominal"), set()
-    # Of algorithms that make the same program here, the one that is built in: its variants are this one's too.
+    links, programs = calibration("nominal"), set()
+    # The built-in algorithm is first: of equal programs the first counts, and the built-in one has variants.
     built = untuned(collective, size_bytes)[0].algorithm
     for name in (built, *(other for other in ALGORITHMS if other != built)):
         try:
@@ -212,34 +215,34 @@ def _simulated(collective: Collective, size_bytes: int) -> Iterator[tuple[float,
         except (UnsupportedError, TopologyError):
             continue
         text = to_text(replace(program, forest_hash=""))
-        if text in seen:
+        if text in programs:
             continue
-        seen.add(text)
+        programs.add(text)
         longest = max((float(part.stop - part.start) for part in program.slices), default=0.0)
         longest *= size_bytes / collective.total_blocks()
         for shorter, chunk in zip((0, *CHUNKS), CHUNKS, strict=False):
-            if shorter < max(1.0, longest):  # beyond that, a slice is one message already
+            if shorter < max(1.0, longest):  # With larger chunks, a slice is one message too.
                 budget = Settings(budget=20_000)
                 run = simulate(program, topology, links, size_bytes, chunk_bytes=chunk, settings=budget)
                 yield run.seconds, Way(name, "", chunk)
 
 
 class TimedWays:
-    """One collective at one size on live ranks: what ways take there."""
+    """Timer of ways for one collective at one size, on live ranks."""
 
     def __init__(self, runs: Runs, collective: Collective, size_bytes: int) -> None:
         self._runs = runs
         count = block_count(collective, size_bytes, _ITEMSIZE)
-        # As data-parallel training calls them: sums in place, shards gathered out of place.
+        # Placement as in data-parallel training: sums in place, shards gathered out of place.
         in_place = collective.name in ("allreduce", "broadcast", "reduce")
         self._work = TimedCall(collective, count, in_place=in_place, check=False, keep=True, deadline_s=60)
-        self._told: Ways = ()
-        #: Whether they can run at all, and whose results were seen to be right.
+        self._sent: Ways = ()
+        #: True for ways that ran with correct results, False for ways that cannot run.
         self._able: dict[Ways, bool] = {}
         self.calls = 0
 
     def seconds(self, ways: Ways, calls: int) -> float | None:
-        """What a call of the slowest rank takes, where nothing disturbs; None if they cannot run."""
+        """Seconds of an undisturbed call on the slowest rank; None if the ways cannot run."""
         if ways not in self._able:
             self._able[ways] = False
             try:
@@ -247,14 +250,14 @@ class TimedWays:
             except UnsupportedError:
                 return None
             if wrong:
-                raise InternalError(f"{label(ways[0])} gives wrong sums of {self._work.size} bytes")
+                raise InternalError(f"{label(ways[0])} gives {wrong} wrong elements at {self._work.size} bytes")
             self._able[ways] = True
         if not self._able[ways]:
             return None
         return float(np.quantile(self._run(ways, calls).seconds.max(0), _QUIET))
 
     def settle(self, ways: Ways) -> float:
-        """Lets ways with variants find the fastest of them; the seconds that it took."""
+        """Let ways with variants pick the fastest; return the seconds that it took."""
         if len(ways) == 1:
             return 0.0
         call_s = self.seconds(ways, LEAST_CALLS) or 0.0
@@ -264,20 +267,20 @@ class TimedWays:
         return calls * call_s
 
     def _run(self, ways: Ways, calls: int, check: bool = False) -> RankTimes:
-        if ways != self._told:
+        if ways != self._sent:
             self._runs.run([command_of(ways)] * self._work.collective.world_size)
-            self._told = ways
-        self.calls += calls + check  # one is timed, one is checked
+            self._sent = ways
+        self.calls += calls + check  # With a check, one call is timed and one checked.
         return self._runs.run(commands(replace(self._work, iterations=calls, check=check)))
 
 
 def is_faster(ratios: Sequence[float]) -> bool:
-    """Whether by enough, and in most pairs."""
+    """True if the median speedup is at least :data:`CLEARLY`, with more than 1 in :data:`MOST_PAIRS` pairs."""
     return sum(ratio > 1 for ratio in ratios) >= MOST_PAIRS and median(ratios) >= CLEARLY
 
 
 class HostTuner:
-    """The ranks of a host, whose processes start when they are first wanted."""
+    """The tuner of a host's ranks, whose processes start on first use."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks, self.lost = tuple(range(ranks)), list[str]()
@@ -292,16 +295,16 @@ class HostTuner:
 
     @cached_property
     def runs(self) -> Runs:
-        """The processes."""
-        load()  # Refused here, it is said once and not by every rank.
+        """The rank processes."""
+        load()  # An error is raised once here, and not by every rank.
         return self._undo.enter_context(RunningCandidate(own(len(self.ranks), 60)))
 
     def knows(self, cell: Cell) -> bool:
-        """Whatever was measured; what was not confirmed is confirmed."""
+        """True: measured cells are kept, and unconfirmed ones are confirmed."""
         return True
 
     def cell(self, name: str, at: At, budget_s: float) -> Cell:
-        """What a table says of a row of :func:`ranges`."""
+        """Measure the cell of one row of :func:`ranges`."""
         collective = collective_of(name, len(self.ranks))
         empty = empty_cell(collective, self.ranks, at)
         race = self._race(collective, empty.size_bytes)
@@ -310,7 +313,7 @@ class HostTuner:
         return _decided(empty, race, last)
 
     def confirmed(self, cell: Cell) -> Cell:
-        """A cell after its ways have met what is built in once more; without them if they were no longer faster."""
+        """The cell after another comparison with the built-in choice; without its ways if these are not faster now."""
         ways = cell.times[0].ways
         race = self._race(collective_of(cell.collective, len(self.ranks)), cell.size_bytes)
         call_s = race.timer(race.reference, LEAST_CALLS) or 0.0
@@ -325,13 +328,13 @@ class HostTuner:
 
 
 def empty_cell(collective: Collective, ranks: tuple[int, ...], at: At) -> Cell:
-    """Of today, without times."""
+    """A cell with today's date and no times."""
     root = -1 if collective.root is None else collective.root
     return Cell(collective.name, root, ranks, *at, datetime.date.today().isoformat(), ())
 
 
 def _decided(cell: Cell, race: Race[Ways], last: tuple[Ways, list[float]] | None) -> Cell:
-    """With what won and what is built in, or with the latter alone."""
+    """The cell with the times of the winner and of the built-in choice, or of the latter alone."""
     times = [Time(BUILT_IN, "", *race.times[race.reference])]
     if last is not None and is_faster(last[1]):
         times.insert(0, Time.of(last[0], *race.times[last[0]]))

@@ -1,6 +1,6 @@
-"""A rank process in Python: ``python -m blinkccl.bench.worker LIBRARY SOCKET``, started by a benchmark.
+"""A rank process of a benchmark in Python: ``python -m blinkccl.bench.worker LIBRARY SOCKET``.
 
-LIBRARY is ``blink`` or ``gloo``; rank, size and rendezvous come from the environment.
+LIBRARY is ``blink`` or ``gloo``; the environment has rank, size and rendezvous.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def serve(peer: socket.socket, library: Library, rank: int, size: int) -> None:
 
 
 def _receive(peer: socket.socket, size: int) -> bytes:
-    """Exactly ``size`` bytes. Waits without a deadline: an idle rank sleeps until it is asked or left alone."""
+    """Exactly ``size`` bytes. Has no timeout: an idle rank sleeps until a command comes or the socket closes."""
     data = peer.recv(size, socket.MSG_WAITALL)
     if len(data) < size:
-        raise CommunicationError("the coordinator of the benchmark is gone")
+        raise CommunicationError("the coordinator of the benchmark has ended")
     return data
 
 
 def main() -> int:
-    """Join, serve, leave; the exit code is 0 unless something failed, and 3 if this cannot run here."""
+    """Join, serve and leave; exit code 0, 3 if this machine cannot run it, 1 for other errors, 2 for usage."""
     if len(sys.argv) != 3 or sys.argv[1] not in LIBRARIES:
         print(f"usage: python -m blinkccl.bench.worker {'|'.join(LIBRARIES)} SOCKET", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Algorithms beside each other: which are planned, what ranks are told, and where another one becomes the fastest."""
+"""Comparison of algorithms: the planned ones, the commands to ranks, and the crossovers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _planned(names, request=None, here=True):
     return plan_algorithms(names, request or this_host(ALLREDUCE), here=here, note=notes.append), notes
 
 
-def test_all_is_what_communicators_choose_and_every_algorithm_that_serves_this():
+def test_all_means_the_choice_of_communicators_and_every_algorithm_that_serves():
     planned, notes = _planned("all")
     assert [each.name for each in planned] == [
         "auto",
@@ -48,7 +48,7 @@ def test_all_is_what_communicators_choose_and_every_algorithm_that_serves_this()
     ]
     assert planned[0].program is None
     for star in ("one_hop", "flat"):
-        assert f"without {star}: here it is the same program as optimal" in notes
+        assert f"without {star}: its program equals that of optimal here" in notes
     assert any(note.startswith("without hybrid: hybrid needs PCIe") for note in notes)
     texts = [to_json(replace(each.program, forest_hash="")) for each in planned[1:]]
     assert len(set(texts)) == len(texts)
@@ -81,21 +81,21 @@ def test_names_that_are_refused(names, error, message):
 
 
 class Ranks:
-    """Ranks that write down what they are told, and take as long as ``takes`` says of a Program and a chunk."""
+    """Ranks that record their commands; a run takes ``takes(program, chunk)`` seconds."""
 
     def __init__(self, takes=lambda program, chunk: 1e-3):
-        self.takes, self.told, self.diary = takes, (None, 0), []
+        self.takes, self.program, self.diary = takes, (None, 0), []
 
-    def run(self, given):
-        command = given[0]
+    def run(self, commands):
+        command = commands[0]
         if command.kind is Kind.PROGRAM:
-            assert {each.fill for each in given} == {command.fill}
-            self.told = (from_json(command.fill) if command.fill else None, command.count)
-            self.diary.append(self.told)
-            return RankTimes(np.empty((len(given), 0)), 0)
+            assert {each.fill for each in commands} == {command.fill}
+            self.program = (from_json(command.fill) if command.fill else None, command.count)
+            self.diary.append(self.program)
+            return RankTimes(np.empty((len(commands), 0)), 0)
         self.diary.append(command)
-        seconds = self.takes(*self.told)
-        return RankTimes(np.full((len(given), command.iterations), seconds), 0)
+        seconds = self.takes(*self.program)
+        return RankTimes(np.full((len(commands), command.iterations), seconds), 0)
 
 
 def _participants(names, ranks):
@@ -107,17 +107,17 @@ def _commands(count, **choices):
     return commands(TimedCall(ALLREDUCE, count, **choices))
 
 
-def test_messages_are_as_long_as_was_fastest_in_a_trial():
+def test_a_trial_chooses_the_fastest_size_of_messages():
     ranks = Ranks(lambda program, chunk: {64 * KIB: 3e-3, 256 * KIB: 1e-3, MIB: 2e-3}[chunk])
     [ring] = _participants("ring", ranks)
-    found = ring.runs.run(_commands(16 * MIB))
-    assert (found.variant, found.seconds.max()) == ("256K", 1e-3)
+    times = ring.runs.run(_commands(16 * MIB))
+    assert (times.variant, times.seconds.max()) == ("256K", 1e-3)
     trials = [each for each in ranks.diary if isinstance(each, Command)][:-1]
     assert [each.flags & Flag.CHECK for each in trials] == [0] * 3
     assert [chunk for each, chunk in (x for x in ranks.diary if isinstance(x, tuple))] == [*CHUNKS, 256 * KIB]
     before = len(ranks.diary)
     ring.runs.run(_commands(16 * MIB))
-    assert len(ranks.diary) == before + 1  # the same again: nothing is tried or told
+    assert len(ranks.diary) == before + 1  # The same call again needs no trial and no Program.
     ring.runs.run(_commands(16 * MIB, in_place=False))
     assert len(ranks.diary) > before + 4
 
@@ -142,7 +142,7 @@ def test_ways_that_ranks_refuse_are_not_chosen():
     assert one_hop.runs.run(_commands(4 * KIB)).variant == "64K"
 
 
-def test_where_ranks_refuse_every_way_that_is_the_answer():
+def test_if_ranks_refuse_every_way_the_error_is_raised():
     def takes(program, chunk):
         raise UnsupportedError("no float32 here")
 
@@ -168,23 +168,23 @@ def test_algorithms_take_turns_on_the_same_ranks_and_each_runs_its_own_program()
     assert all(each.flags & Flag.SHARED for each in runs)
 
 
-# ---- what a rank does with it
+# ---- commands at a rank
 
 
-def _told(text, chunk_bytes=64):
+def _program_command(text, chunk_bytes=64):
     return Command(Kind.PROGRAM, itemsize=1, in_blocks=1, period=len(text), count=chunk_bytes, fill=text)
 
 
 def test_the_program_travels_in_the_command():
     text = to_json(_planned("ring")[0][0].program).encode()
-    packed = _told(text).pack()
+    packed = _program_command(text).pack()
     head, fill, expected = read_command(packed[: COMMAND.size])
     assert (head.kind, head.count, fill, expected) == (Kind.PROGRAM, 64, len(text), 0)
     assert packed[COMMAND.size :] == text
 
 
 class Group:
-    """Notes what is prepared and timed."""
+    """A group that records prepared operations."""
 
     def __init__(self):
         self.prepared, self.closed = [], 0
@@ -197,30 +197,30 @@ class Group:
         return np.zeros(iterations)
 
 
-def test_our_ranks_run_the_program_that_they_were_told():
+def test_ranks_run_the_program_of_the_command():
     library = OwnLibrary.__new__(OwnLibrary)
     group = Group()
-    library._told, library.communicator = (
+    library._plan, library.communicator = (
         None,
         SimpleNamespace(group=group, time=lambda *_, iterations, **__: np.ones(iterations)),
     )
     program = _planned("ring")[0][0].program
     performer = Performer(library)
     text = to_json(program).encode()
-    assert performer.perform(_told(text), text, b"").status is ReplyStatus.OK
+    assert performer.perform(_program_command(text), text, b"").status is ReplyStatus.OK
     work = Command(Kind.RUN, itemsize=4, in_blocks=1, out_blocks=1, count=8, period=1, iterations=2, warmup=1)
     reply = performer.perform(work, b"\0" * 4, b"")
     assert (reply.status, len(reply.seconds)) == (ReplyStatus.OK, 16)
     assert group.prepared == [(HostPlan(program).digest, 8, "float32", "sum", 64)]
     assert group.closed == 1
-    performer.perform(_told(b""), b"", b"")
+    performer.perform(_program_command(b""), b"", b"")
     assert np.frombuffer(performer.perform(work, b"\0" * 4, b"").seconds).tolist() == [1.0, 1.0]
     assert len(group.prepared) == 1
 
 
-def test_a_program_that_is_none_is_a_failure_and_not_the_end():
+def test_an_invalid_program_is_a_failure_and_not_the_end():
     library = OwnLibrary.__new__(OwnLibrary)
-    reply = Performer(library).perform(_told(b"{}"), b"{}", b"")
+    reply = Performer(library).perform(_program_command(b"{}"), b"{}", b"")
     assert reply.status is ReplyStatus.FAILED
     assert "not a program" in reply.text
 
@@ -271,13 +271,13 @@ def test_a_column_per_algorithm_and_stars_beside_the_best():
         "4.1.4",
     ]
     assert max(map(len, text.splitlines()[-3:])) <= 100
-    assert "Planned for star:4, run by the host engine" in text
+    assert "Planned for star:4; the host engine runs the plans in this host's memory" in text
     row = BenchTable(about).line(_row(67108864, 1.0, 0.96, None, 0.5e-3))
     assert row.split() == ["67108864", "1000000", "960000", "-", "500.0*"]
     assert len(BenchTable(about).line(_row(67108864, 1.0)).rstrip()) == len("#size (B)") + 10
     assert BenchTable(about).footer([_row(4096, 1.0, 0.5), _row(8192, 1.0, 2.0)]) == (
         "# Out of bounds values : 0 OK\n"
-        "# Crossovers (the fastest by more than a tie):\n"
+        "# Crossovers (the fastest by more than 5%):\n"
         "#   from 4K: ring\n"
         "#   from 8K: auto (ring takes 2.00 times as long there)\n"
     )

@@ -1,4 +1,4 @@
-"""nccl-tests' table and JSON, to the letter."""
+"""Table and JSON in the exact format of nccl-tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-#: The first line ends in ten blanks, as nccl-tests prints it.
+#: The first line ends in ten blanks, like that of nccl-tests.
 COLUMNS = "\n".join(
     [
         "#                                                              out-of-place                       in-place"
@@ -76,18 +76,18 @@ def test_sizes_too_small_for_every_share(blink, size):
     assert "# Out of bounds values : 0 OK" in ended.out
 
 
-def test_sizes_that_hold_no_element_are_said(blink):
+def test_sizes_that_hold_no_element_are_noted(blink):
     ended = blink("bench", "reduce", "--topo", "ring:3", "-b", "3", "-n", "1")
     assert ended.code == 0
-    assert "3 bytes hold no whole block of float: 0 elements are measured there" in ended.err
+    assert "3 bytes hold less than one element of float per block: these rows have 0 elements" in ended.err
     assert blink("bench", "reduce", "--topo", "ring:3", "-b", "0", "-n", "1").err == ""
 
 
 def test_json_in_nccl_tests_shape(blink):
     run = json.loads(blink("bench", "allreduce", "--topo", "ring:3", *SMALL, "--json").out)
     assert run["version"] == 3
-    promised = "start_time args env nccl_version config results out_of_bounds average_bus_bandwidth errors end_time"
-    assert set(run) >= set(promised.split())
+    fields = "start_time args env nccl_version config results out_of_bounds average_bus_bandwidth errors end_time"
+    assert set(run) >= set(fields.split())
     assert set(run["results"][0]) == {"size", "count", "type", "redop", "root", "out_of_place", "in_place"}
     assert set(run["results"][0]["in_place"]) == {"time", "alg_bw", "bus_bw", "nwrong", "median"}
     assert run["out_of_bounds"] == {"count": 0, "okay": True}

@@ -1,4 +1,4 @@
-"""``blink bench --timeline``: recorded calls beside the table's."""
+"""``blink bench --timeline``: the recorded calls."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SHORT = ["-n", "2", "--rounds", "1"]
 @pytest.mark.parametrize("algo", [None, "ring,one_hop"])
 def test_measured_calls_stand_on_one_axis(blink, tmp_path: Path, algo: str | None) -> None:
     path = tmp_path / "t.json"
-    asked = ["-b", "64K", "-e", "256K", "-f", "4", *SHORT, "--timeline", str(path)]
-    ended = blink("bench", "allreduce", *asked, *([] if algo is None else ["--algo", algo]))
+    options = ["-b", "64K", "-e", "256K", "-f", "4", *SHORT, "--timeline", str(path)]
+    ended = blink("bench", "allreduce", *options, *([] if algo is None else ["--algo", algo]))
     assert ended.code == 0, ended.err
     assert "shows calls after those of the table" in ended.err
     trace = read_trace(path.read_text())
@@ -33,7 +33,7 @@ def test_measured_calls_stand_on_one_axis(blink, tmp_path: Path, algo: str | Non
         for place in ("out of place", "in place")
         for name in names
     ]
-    # A barrier before each.
+    # Every call has a barrier before it, which is a call too.
     assert len(trace.of("call")) == 2 * 2 * CALLS * len(blocks)
     ends = [(begin, end) for spans in trace.spans.values() for begin, end, span in spans if span["cat"] == "block"]
     for process in measured:
@@ -43,14 +43,14 @@ def test_measured_calls_stand_on_one_axis(blink, tmp_path: Path, algo: str | Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("options", "message"),
     [
-        (["--timeline", "t.json", "--topo", "dgx-1v"], "--timeline is for processes"),
+        (["--timeline", "t.json", "--topo", "dgx-1v"], "--timeline is for several processes"),
         (["--timeline", "/nosuch/t.json"], "/nosuch"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_runs(blink, asked: list[str], says: str) -> None:
-    ended = blink("bench", "allreduce", *asked)
+def test_bad_options_are_refused_before_anything_runs(blink, options: list[str], message: str) -> None:
+    ended = blink("bench", "allreduce", *options)
     assert ended.code == 2
-    assert says in ended.err
+    assert message in ended.err
     assert not ended.out

@@ -1,4 +1,4 @@
-"""Ranks are heard, and one that is lost, late or wrong is found and ended."""
+"""Ranks connect and reply; one that is lost, late or wrong is reported and ended."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_a_refusal_leaves_it_usable():
         assert candidate.run(commands(WORK)).wrong == 0
 
 
-def test_a_failure_is_told_and_ends_it():
+def test_a_failure_is_reported_and_ends_the_candidate():
     candidate = RunningCandidate(launch("failing"))
     with pytest.raises(CommunicationError, match="fake, rank 0: CommunicationError: rank 0 waited for nobody"):
         candidate.run(commands(WORK))
     until_gone(candidate.pids)
-    with pytest.raises(CommunicationError, match="fake has left"):
+    with pytest.raises(CommunicationError, match="fake has ended"):
         candidate.run(commands(WORK))
 
 
@@ -85,12 +85,12 @@ def test_a_rank_that_does_not_reply(fault, message):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("absent", r"ended with 1 before ranks 0, 1 came; it printed:\n  there is nobody here"),
+        ("absent", r"exited with 1 before ranks 0, 1 connected; it printed:\n  there is nobody here"),
         ("twice", "expected 2 ranks, each once; got rank 0 of 2"),
         ("stranger", "expected a hello of protocol 1"),
     ],
 )
-def test_who_does_not_come_properly_is_refused(fault, message):
+def test_ranks_that_do_not_connect_properly_are_refused(fault, message):
     with pytest.raises(CommunicationError, match=message):
         RunningCandidate(launch(fault))
 
@@ -100,9 +100,9 @@ def test_another_library_is_not_measured_under_a_wrong_name():
         RunningCandidate(launch(library="Open MPI"))
 
 
-def test_ranks_that_do_not_come_in_time():
+def test_ranks_that_do_not_connect_before_the_timeout():
     began = time.monotonic()
-    with pytest.raises(CommunicationError, match="ranks 0, 1 did not come in time"):
+    with pytest.raises(CommunicationError, match="ranks 0, 1 did not connect before the timeout"):
         RunningCandidate(launch("twice"), start_s=0.0)
     assert time.monotonic() - began < 20
 
@@ -138,10 +138,10 @@ def test_a_signal_while_a_process_starts_leaves_none(number, monkeypatch):
 
     def popen(*arguments, **options):
         started.append(really(*arguments, **options))
-        os.kill(os.getpid(), number)  # before anybody knows the process
+        os.kill(os.getpid(), number)  # Before the launch has stored the process.
         return started[-1]
 
-    # Tests may run under nohup or in the background of a shell, where these are ignored.
+    # Under nohup, or in the background of a shell, tests start with these signals ignored.
     before = {one: signal.signal(one, signal.SIG_DFL) for one in (signal.SIGHUP, signal.SIGTERM)}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(candidate.subprocess, "Popen", popen)

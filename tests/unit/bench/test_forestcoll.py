@@ -1,4 +1,4 @@
-"""Both halves of ``benchmarks/forestcoll.py`` see the same links, and trees are measured, not believed."""
+"""Both halves of ``benchmarks/forestcoll.py`` plan on the same links, and the rates of trees are measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blinkccl.topology.json_format import from_fields
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_gpus, parse_spec
 
-#: A chain 0 – 1 – 2 of two lanes each way: a tree from every rank fills every link.
+#: A chain 0 – 1 – 2 with two lanes per direction, on which a tree from every rank fills every link.
 CHAIN = [(0, 1, [(0, 1), (1, 2)]), (1, 1, [(1, 0), (1, 2)]), (2, 1, [(2, 1), (1, 0)])]
 LANES = dict.fromkeys([(0, 1), (1, 0), (1, 2), (2, 1)], 2)
 
@@ -29,7 +29,7 @@ def fields(spec, gpus=None):
     ("spec", "gpus", "gb_per_s"),
     [
         ("dgx-1v", None, "1200/7"),
-        ("dgx-1v", "0,3,4", "75"),  # both links are of two lanes: the planner's unit is another one than the job's
+        ("dgx-1v", "0,3,4", "75"),  # Both links have two lanes, so the planner's unit differs from the job's.
         ("2x dgx-a100", None, "1040/3"),
         ("2x mi250", None, "5312/15"),
     ],
@@ -37,11 +37,11 @@ def fields(spec, gpus=None):
 def test_both_halves_see_the_same_links(spec, gpus, gb_per_s):
     job = fields(spec, gpus)
     graph, ranks = forestcoll_theirs.graph_of(job)
-    wanted = forestcoll_ours.request(forestcoll.job_of(forestcoll.Row(spec)), job)
-    assert tuple(ranks) == wanted.ranks
+    request = forestcoll_ours.request(forestcoll.job_of(forestcoll.Row(spec)), job)
+    assert tuple(ranks) == request.ranks
     unit = job["unit_gb_per_s"]
-    assert {(u, v): graph[u][v]["capacity"] * unit for u, v in graph.edges()} == forestcoll_ours.rates(wanted.network)
-    assert forestcoll_ours.planned(wanted, trees=True)["optimum"] == gb_per_s
+    assert {(u, v): graph[u][v]["capacity"] * unit for u, v in graph.edges()} == forestcoll_ours.rates(request.network)
+    assert forestcoll_ours.planned(request, trees=True)["optimum"] == gb_per_s
 
 
 def test_links_that_the_planner_leaves_out_are_noticed():
@@ -51,7 +51,7 @@ def test_links_that_the_planner_leaves_out_are_noticed():
 
 
 def test_one_of_its_own_topologies_becomes_ours():
-    """Two servers of two GPUs on a switch, NICs to one network, as its tuples name them."""
+    """The graph has two servers of two GPUs on a switch, and NICs to one network, named by ForestColl's tuples."""
     graph = nx.DiGraph()
     gpus = [(server, "GPU", i) for server in range(2) for i in range(2)]
     for gpu in gpus:
@@ -64,9 +64,9 @@ def test_one_of_its_own_topologies_becomes_ours():
     assert topology.unit_gb_per_s == 20
     assert topology.ranks == (0, 1, 2, 3)
     assert sorted(link.gb_per_s for link in topology.links) == [20.0] * 16 + [300.0] * 8
-    wanted = forestcoll_ours.request(forestcoll.job_of(forestcoll.Row("drawn")), drawn)
-    # two blocks into a server by its two NICs
-    assert forestcoll_ours.planned(wanted, trees=False)["optimum"] == "80"
+    request = forestcoll_ours.request(forestcoll.job_of(forestcoll.Row("drawn")), drawn)
+    # Two blocks enter a server through its two NICs.
+    assert forestcoll_ours.planned(request, trees=False)["optimum"] == "80"
 
 
 def test_trees_are_measured():
@@ -78,7 +78,7 @@ def test_trees_are_measured():
 
 
 @pytest.mark.parametrize(
-    ("trees", "said"),
+    ("trees", "message"),
     [
         (CHAIN[:2], "carry .* of 1 units"),
         ([*CHAIN, CHAIN[0]], "carry .* of 1 units"),
@@ -86,8 +86,8 @@ def test_trees_are_measured():
         ([(0, 1, [(0, 1), (1, 2), (0, 2)]), *CHAIN[1:]], "from 0 does not reach every rank once"),
     ],
 )
-def test_trees_that_are_no_allgather_are_refused(trees, said):
-    with pytest.raises(SystemExit, match=said):
+def test_trees_that_are_no_allgather_are_refused(trees, message):
+    with pytest.raises(SystemExit, match=message):
         forestcoll_theirs.checked_trees(trees, 1, {0, 1, 2})
 
 

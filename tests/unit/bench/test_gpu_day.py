@@ -1,4 +1,4 @@
-"""The page of a GPU day is complete whatever a step does; and on the driver's double the steps find nothing wrong."""
+"""The page of a GPU day is complete after any failure of a step, and all steps pass on the driver's double."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from blinkccl.native import absent, find_library
 from doubles.build import Doubles
 
 PROGRAM = Path(gpu_day.__file__)
-#: Those of the quick day that only look at speed or need what is not here; all of the whole day run in test-all.
+#: Steps of the quick day that only measure speed, or need missing tools; ``make test-all`` runs the whole day.
 NOT_ON_THE_DOUBLE = ("memcheck", "fold")
 
 
@@ -33,7 +33,7 @@ def says(verdict: str, rows: str = "[]") -> str:
     return f'print(\'a line before\'); print(\'{{"rows": {rows}, "verdicts": [["{verdict}", "words"]]}}\')'
 
 
-def test_the_page_is_complete_whatever_steps_do(tmp_path: Path) -> None:
+def test_the_page_is_complete_after_any_failure(tmp_path: Path) -> None:
     page, late = tmp_path / "gpu.md", tmp_path / "late"
     left_behind = f"import subprocess, sys, time; subprocess.Popen(['sh', '-c', 'sleep 5; touch {late}'])"
     todo = [
@@ -72,10 +72,10 @@ def test_the_page_is_complete_whatever_steps_do(tmp_path: Path) -> None:
         assert last_words in text
     assert "what slow is" in text
     time.sleep(max(0.0, began + 8.0 - time.monotonic()))
-    assert not late.exists(), "what a step starts ends with it"
+    assert not late.exists(), "processes of a step end with it"
 
 
-def test_what_is_not_begun_stands_on_the_page(tmp_path: Path) -> None:
+def test_a_step_that_is_not_begun_is_on_the_page(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     todo = [step("machine", "import time; time.sleep(100)"), step("fold", says("ok"))]
     assert run_all(todo, page, 3.2, "") == CHECK_FAILED
@@ -85,17 +85,17 @@ def test_what_is_not_begun_stands_on_the_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("quick", "within_s"), [(True, gpu_day.QUICK_S), (False, gpu_day.WHOLE_S)])
 def test_deadlines_add_up_to_less_than_there_is(quick: bool, within_s: float) -> None:
-    """So that no step takes the time of a later one; a few seconds are for what is between them."""
+    """No step takes the time of a later one; a few seconds are left between steps."""
     todo = gpu_day.steps(list(STEPS), quick)
     assert sum(one.deadline_s for one in todo) <= within_s - 5
-    assert gpu_day.QUICK_S + gpu_day.WHOLE_S <= 540, "of ten minutes one is for what comes before"
+    assert gpu_day.QUICK_S + gpu_day.WHOLE_S <= 540, "one of ten minutes is for the preparation"
     assert ((("--quick",) if quick else ()), within_s) in gpu_bundle.DAYS
     assert all(one.deadline_s >= 2 + 2 * gpu_day.LAST_WORDS_S for one in todo)
     twice = gpu_day.steps(list(STEPS), quick, 2 * within_s)
     assert [one.deadline_s for one in twice] == [2 * one.deadline_s for one in todo]
 
 
-def test_a_page_exists_as_soon_as_there_is_something_to_say(tmp_path: Path) -> None:
+def test_the_page_exists_after_the_first_step(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     reads = f"import pathlib; text = pathlib.Path({str(page)!r}).read_text(); assert '| last | not begun |' in text; "
     assert run_all([step("machine", says("ok")), step("last", reads + says("ok"))], page, 60.0, "") == 0
@@ -118,7 +118,7 @@ def test_without_a_gpu_there_is_one_sentence_and_no_page(tmp_path: Path) -> None
 
 @pytest.fixture
 def double(doubles: Doubles) -> dict[str, str]:
-    """The environment of a process whose GPU is the double of one, with few multiprocessors."""
+    """The environment of a process on a double of a GPU with few multiprocessors."""
     library = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if library is None:
         pytest.skip(absent(LIBRARY))
@@ -131,11 +131,11 @@ def double(doubles: Doubles) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("program", "wanted"), [("gpu_grid.py 2", "ok"), ("gpu_conformance.py 2 few", None)])
+@pytest.mark.parametrize(("program", "output"), [("gpu_grid.py 2", "ok"), ("gpu_conformance.py 2 few", None)])
 def test_ranks_in_one_grid_need_no_two_kernels_at_once(
-    double: dict[str, str], program: str, wanted: str | None
+    double: dict[str, str], program: str, output: str | None
 ) -> None:
-    """What compute-sanitizer runs, which serializes kernels; ranks with a kernel each wait for ever there."""
+    """compute-sanitizer serializes kernels, so ranks with a kernel each wait for ever there; it runs gpu_grid.py."""
     name, *arguments = program.split()
     ended = subprocess.run(
         [sys.executable, str(PROGRAM.with_name(name)), *arguments],
@@ -144,11 +144,11 @@ def test_ranks_in_one_grid_need_no_two_kernels_at_once(
         text=True,
         timeout=120,
     )
-    assert (ended.stdout.strip() == "ok") == (wanted == "ok"), ended.stdout + ended.stderr
+    assert (ended.stdout.strip() == "ok") == (output == "ok"), ended.stdout + ended.stderr
 
 
 def test_ranks_meet_where_gpus_read_the_pages_of_the_host(double: dict[str, str]) -> None:
-    """What the library copies out of pageable memory is there until the copy has ended; what is freed is scrubbed."""
+    """Pageable memory stays valid until a copy from it has ended: freed memory is overwritten here."""
     command = [sys.executable, str(PROGRAM.with_name("gpu_conformance.py")), "2", "few"]
     ended = subprocess.run(
         command,
@@ -163,7 +163,7 @@ def test_ranks_meet_where_gpus_read_the_pages_of_the_host(double: dict[str, str]
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=(pytest.mark.slow, pytest.mark.timeout(2200)))])
 def test_steps_find_nothing_wrong_on_the_double(tmp_path: Path, double: dict[str, str], quick: bool) -> None:
     names = [name for name, row in STEPS.items() if row.deadline_s(quick) and not (quick and name in NOT_ON_THE_DOUBLE)]
-    settings = ["--to", str(tmp_path / "there"), "--within", "600" if quick else "2000", "--only", ",".join(names)]
+    settings = ["--to", str(tmp_path / "pages"), "--within", "600" if quick else "2000", "--only", ",".join(names)]
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), *settings, *(["--quick"] if quick else [])],
         env=double,
@@ -171,10 +171,10 @@ def test_steps_find_nothing_wrong_on_the_double(tmp_path: Path, double: dict[str
         text=True,
         timeout=250 if quick else 2100,
     )
-    text = (tmp_path / "there" / ("gpu-quick.md" if quick else "gpu.md")).read_text()
+    text = (tmp_path / "pages" / ("gpu-quick.md" if quick else "gpu.md")).read_text()
     verdicts = [row.split(" | ")[:2] for row in text.splitlines() if row.count(" | ") == 3]
-    found = {(name.strip("| "), kind) for name, kind in verdicts}
-    assert {name for name, _ in found} >= set(names), ended.stderr
-    assert not {kind for _, kind in found} & {"WRONG", "FAILED", "not begun"}, text
-    measured = {name for name, kind in found if kind in ("ok", "MISSED")}
+    steps = {(name.strip("| "), kind) for name, kind in verdicts}
+    assert {name for name, _ in steps} >= set(names), ended.stderr
+    assert not {kind for _, kind in steps} & {"WRONG", "FAILED", "not begun"}, text
+    measured = {name for name, kind in steps if kind in ("ok", "MISSED")}
     assert measured >= set(names) - {"torn", "memcheck", "racecheck", "nccl"}, text

@@ -1,4 +1,4 @@
-"""The kernels of a GPU day on the emulation of one: right as they are, and a fault planted in each is noticed."""
+"""The kernels of a GPU day on an emulated GPU: they give correct results, and a fault planted in each is noticed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAM = gpu_grid.program_of("allreduce", 2, "one_hop")
 TEXTS = {
     **{f"fold, {name}": gpu_fold.text_of(name) for name in gpu_fold.FORMATS.values()},
     "torn": gpu_litmus.TEXT,
-    # What only moves data takes a compiler a moment; the loops that combine are those of every kernel.
+    # A broadcast compiles fastest; kernels that reduce have the same loops as all others.
     "grid": gpu_grid.text_of(gpu_grid.program_of("broadcast", 2, "one_hop", root=0), "ll128"),
 }
 
@@ -41,8 +41,8 @@ def test_a_fold_with_a_part_left_out_is_noticed() -> None:
 @needs_compiler
 def test_lines_read_behind_a_vote_are_whole() -> None:
     for seed in range(5):
-        seen = gpu_litmus.litmus(EmulatedCuda(seed), 1, THREADS, 20)
-        assert (seen.rounds, seen.second) == (40, 0)
+        result = gpu_litmus.litmus(EmulatedCuda(seed), 1, THREADS, 20)
+        assert (result.rounds, result.second) == (40, 0)
 
 
 @needs_compiler

@@ -1,4 +1,4 @@
-"""``blink tune`` on GPUs: who goes on, and what becomes of processes that fail."""
+"""``blink tune`` on GPUs: the rounds of the race, and processes that fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAKES = dict(zip(OURS, (4e-5, 3e-5, 2e-5, 1e-5), strict=True)) | {Way(NCCL): 9e-
 
 
 class Timer:
-    """A call of a way takes what it takes; some stop working after so many measurements."""
+    """A timer with the times of :data:`TAKES`; ``dies`` has the measurements after which an algorithm fails."""
 
     def __init__(self, **dies):
         self.dies, self.measured, self.calls = dies, Counter(), Counter()
@@ -38,17 +38,17 @@ class Timer:
         return None if self.measured[way] > self.dies.get(way.algorithm, 99) else TAKES[way]
 
 
-def test_the_faster_half_goes_on_and_nccl_always():
+def test_the_faster_half_and_nccl_run_the_next_round():
     timer = Timer()
-    found = fastest(OURS, timer, 10.0)
-    assert [one.ways for one in found] == [(way,) for way in sorted(TAKES, key=TAKES.get)]
+    times = fastest(OURS, timer, 10.0)
+    assert [one.ways for one in times] == [(way,) for way in sorted(TAKES, key=TAKES.get)]
     assert [timer.measured[way] for way in OURS] == [2, 2, 3, 3 + PAIRS]
     assert timer.measured[Way(NCCL)] == 3 + PAIRS
-    assert {one.seconds for one in found} == set(TAKES.values())
-    assert max(one.calls for one in found) == MOST_CALLS * PAIRS
+    assert {one.seconds for one in times} == set(TAKES.values())
+    assert max(one.calls for one in times) == MOST_CALLS * PAIRS
 
 
-def test_the_budget_says_how_many_calls():
+def test_the_budget_limits_the_calls():
     timer = Timer()
     assert [one.calls for one in fastest(OURS, timer, 0.0)] == [4 * PAIRS, 4, 2, 2, 4 * PAIRS]
     spent = sum(calls * TAKES[way] for way, calls in timer.calls.items())
@@ -59,9 +59,9 @@ def test_the_budget_says_how_many_calls():
 
 @pytest.mark.parametrize("dies", [{"one_shot": 0}, {"one_shot": 2}, {"one_shot": 4}])
 def test_a_way_that_fails_is_not_in_the_cell(dies):
-    found = [one.algorithm for one in fastest(OURS, Timer(**dies), 1.0)]
-    assert "one_shot" not in found
-    assert found[-1] == NCCL
+    algorithms = [one.algorithm for one in fastest(OURS, Timer(**dies), 1.0)]
+    assert "one_shot" not in algorithms
+    assert algorithms[-1] == NCCL
 
 
 def test_without_any_of_ours_nccl_is_measured_alone():
@@ -69,7 +69,7 @@ def test_without_any_of_ours_nccl_is_measured_alone():
     assert [one.algorithm for one in fastest(OURS[:1], Timer(optimal=3), 1.0)] == [NCCL]
 
 
-def test_predictions_seed_and_leave_out_what_has_no_chance():
+def test_predictions_select_the_ways_that_may_be_fastest():
     topology = parse_spec("dgx-1v")
     where, gpu = JobPlacement(topology, (0, 1, 2, 3)), gpu_of(topology)
     seeds = Seeds(candidates(where, DEFAULT, gpu.blocks, {}), gpu)
@@ -83,7 +83,7 @@ def test_predictions_seed_and_leave_out_what_has_no_chance():
 
 @pytest.fixture
 def child(tmp_path, monkeypatch):
-    """Something else than Python, for the processes."""
+    """A function that replaces the Python of tuning processes by a script."""
 
     def write(text):
         path = tmp_path / "python"
@@ -99,10 +99,10 @@ def child(tmp_path, monkeypatch):
     [
         ("sys.exit(3)", "its process ended with exit code 3"),
         ('print(\'{"failed": "no GPU"}\', flush=True)', "no GPU"),
-        ("time.sleep(60)", "did not answer in time"),
+        ("time.sleep(60)", "did not answer before the timeout"),
     ],
 )
-def test_a_process_that_cannot_go_on_says_why(child, monkeypatch, text, why):
+def test_a_process_that_fails_reports_the_reason(child, monkeypatch, text, why):
     child(text)
     monkeypatch.setattr(gpu_tune, "CLOSE_S", 0.1)
     process = TuningProcess([0, 1], {})
@@ -117,10 +117,10 @@ def test_a_process_that_cannot_go_on_says_why(child, monkeypatch, text, why):
     [
         ("", "blink", []),
         ("rank 1: 3 for 4", "blink", ["optimal ll: allreduce of 65536 bytes: rank 1: 3 for 4"]),
-        ("", "nccl", ["optimal ll: libblink.so did not take allreduce: no code"]),
+        ("", "nccl", ["optimal ll: libblink.so did not run allreduce: no code"]),
     ],
 )
-def test_only_what_libblink_took_and_did_right_is_timed(child, tmp_path, wrong, state, lost):
+def test_only_correct_calls_of_libblink_are_timed(child, tmp_path, wrong, state, lost):
     line = (
         f'{{"pid": 1, "rank": 0, "nranks": 2, "comm": "a", "state": "{state}", "why": "no code", '
         '"collective": "allreduce", "calls": 1, "protocol": "ll"}'
@@ -128,12 +128,12 @@ def test_only_what_libblink_took_and_did_right_is_timed(child, tmp_path, wrong, 
     child(
         "import os, json\n"
         "for line in sys.stdin:\n"
-        "    asked = json.loads(line)\n"
-        f"    if asked['do'] == 'close': open(os.environ['REPORT'], 'a').write({line!r} + chr(10))\n"
-        f"    wrong = {wrong!r} if asked.get('size_bytes') == 65536 else ''\n"
-        "    print(json.dumps({'wrong': wrong, 'seconds': 1e-3 * asked.get('calls', 0)}), flush=True)"
+        "    question = json.loads(line)\n"
+        f"    if question['do'] == 'close': open(os.environ['REPORT'], 'a').write({line!r} + chr(10))\n"
+        f"    wrong = {wrong!r} if question.get('size_bytes') == 65536 else ''\n"
+        "    print(json.dumps({'wrong': wrong, 'seconds': 1e-3 * question.get('calls', 0)}), flush=True)"
     )
     with Ways([0, 1], ["allreduce"], lambda way, report: {"REPORT": str(report), **settings_of(way)}, tmp_path) as ways:
-        found = [ways.seconds(Way("optimal", "ll"), "allreduce", 1 << 16, 3) for _ in range(2)]
-    assert found == ([None, None] if lost else [3e-3, 3e-3])
+        seconds = [ways.seconds(Way("optimal", "ll"), "allreduce", 1 << 16, 3) for _ in range(2)]
+    assert seconds == ([None, None] if lost else [3e-3, 3e-3])
     assert ways.lost == lost

@@ -1,4 +1,4 @@
-"""Candidates are taken in turns, compared within rounds, and left out when they cannot go on."""
+"""Candidates run in turns, are compared within rounds, and are left out after a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALLREDUCE = Collective("allreduce", 2)
 
 @dataclass
 class Scripted:
-    """Ranks that take the given seconds, one participant per block (the last one for ever), and write down who ran."""
+    """Ranks that take the given seconds, one number per block (the last repeats), and record their runs in a diary."""
 
     name: str
     seconds: list[float]
@@ -38,16 +38,16 @@ class Scripted:
         [command, *_] = commands
         self.commands.append(command)
         self.diary.append((self.name, command.count, command.iterations))
-        taken = self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
-        return RankTimes(np.array([[taken] * command.iterations, [taken / 2] * command.iterations]), self.wrong)
+        first = self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
+        return RankTimes(np.array([[first] * command.iterations, [first / 2] * command.iterations]), self.wrong)
 
 
 def _run(participants, sizes=(4096,), collective=ALLREDUCE, probe=None, **settings):
     notes: list[str] = []
-    made = Interleaved(
+    benchmark = Interleaved(
         collective, BenchSettings(**{"rounds": 3, "iterations": 4, **settings}), participants, probe, notes.append
     )
-    return list(made.rows(sizes)), notes
+    return list(benchmark.rows(sizes)), notes
 
 
 def test_turns_shift_from_round_to_round():
@@ -58,7 +58,7 @@ def test_turns_shift_from_round_to_round():
 
 
 def test_ratios_are_those_of_one_round():
-    """A host that gets slower and slower: the medians taken apart would say 3; round by round it is 2 each time."""
+    """On a host that slows down, the ratio of the medians would be 3, but the ratio of every round is 2."""
     own = Scripted("", [1.0, 2.0, 8.0])
     peer = Scripted("peer", [2.0, 4.0, 16.0])
     participants = [Participant("", "", own), Participant("peer", "", peer, last=(1.0, 10**9))]
@@ -89,16 +89,16 @@ def test_the_fastest_variant_stands_for_its_peer():
     assert (out.variant, out.ratio, into.variant) == ("fast", 3.0, "fast")
 
 
-def test_a_peer_that_fails_is_left_out_and_said():
+def test_a_peer_that_fails_is_left_out_and_noted():
     broken = Scripted("broken", [1.0], fails=CommunicationError("rank 1 is lost"))
     rows, notes = _run(
         [Participant("", "", Scripted("", [1.0])), Participant("broken", "", broken)], sizes=(4096, 8192)
     )
     assert [row.peers for row in rows] == [(("broken", None, None),)] * 2
-    assert notes == ["goes on without broken: rank 1 is lost"]
+    assert notes == ["continuing without broken: rank 1 is lost"]
 
 
-def test_a_peer_that_cannot_do_it_is_asked_again_for_the_next():
+def test_a_peer_that_refuses_a_size_is_tried_at_the_next():
     peer = Scripted("peer", [1.0], fails=UnsupportedError("no"))
     [row], notes = _run([Participant("", "", Scripted("", [1.0])), Participant("peer", "", peer)])
     assert (row.peers, notes) == ((("peer", None, None),), [])
@@ -108,7 +108,7 @@ def test_a_peer_that_cannot_do_it_is_asked_again_for_the_next():
 
 
 @pytest.mark.parametrize("error", [CommunicationError("rank 1 is lost"), UnsupportedError("no fp4")])
-def test_our_own_failure_is_no_measurement(error):
+def test_a_failure_of_blink_is_raised(error):
     with pytest.raises(type(error), match=str(error)):
         _run([Participant("", "", Scripted("", [1.0], fails=error))])
 
@@ -122,7 +122,7 @@ def test_a_slow_peer_gets_fewer_iterations_or_none():
     rows, notes = _run([Participant("", "", own), Participant("hopeless", "", hopeless)], sizes=(4096, 8192), rounds=1)
     assert rows[0].peers[0][1] is not None
     assert rows[1].peers[0][1:] == (None, None)
-    assert notes[0] == "leaves hopeless out of 8192 bytes: it took 9.0 s for 4096"
+    assert notes[0] == "leaving hopeless out at 8192 bytes: 4096 bytes took 9.0 s"
     assert len(notes) == 1
 
 
@@ -142,7 +142,7 @@ def test_bound_is_the_least_traffic_at_the_probed_rate():
     assert row.in_place.bound_percent is None
 
 
-def test_wrong_elements_add_up_over_rounds():
+def test_wrong_elements_are_summed_over_rounds():
     [row], _ = _run([Participant("", "", Scripted("", [1.0], wrong=2))])
     assert (row.out_of_place.wrong, row.in_place.wrong) == (6, 6)
 
@@ -153,9 +153,9 @@ def test_ticks_are_as_many_as_announced():
         Participant("", "", Scripted("", [1.0])),
         Participant("p", "", Scripted("p", [1.0], fails=UnsupportedError("no"))),
     ]
-    made = Interleaved(ALLREDUCE, BenchSettings(rounds=2), participants, tick=lambda: ticks.append(1))
-    list(made.rows([4, 8]))
-    assert len(ticks) == made.ticks([4, 8]) == 2 * 2 * 2 * 2
+    benchmark = Interleaved(ALLREDUCE, BenchSettings(rounds=2), participants, tick=lambda: ticks.append(1))
+    list(benchmark.rows([4, 8]))
+    assert len(ticks) == benchmark.ticks([4, 8]) == 2 * 2 * 2 * 2
 
 
 def test_with_real_processes():
@@ -164,7 +164,7 @@ def test_with_real_processes():
     assert (row.out_of_place.wrong, row.in_place.wrong) == (0, 0)
     assert row.peers == (("peer", None, None),)
     assert len(notes) == 1
-    assert notes[0].startswith("goes on without peer: peer: rank ")
+    assert notes[0].startswith("continuing without peer: peer: rank ")
 
 
 N, S = 4, 48
@@ -184,7 +184,7 @@ N, S = 4, 48
         ("sendrecv", 2 * S, 2 * S),
     ],
 )
-def test_least_traffic_is_what_its_table_says(name, out_of_place, in_place):
+def test_least_traffic_equals_its_table(name, out_of_place, in_place):
     collective = with_ends(name, N, root=1)
     block = S // collective.total_blocks()
     assert least_traffic(collective, block, False) == out_of_place

@@ -1,4 +1,4 @@
-"""Ranks that a launcher started do what rank 0 says: with threads as ranks, and a communicator of barriers."""
+"""Ranks of a launcher perform rank 0's commands; here they are threads, with a communicator made of barriers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS = 3
 
 
 class Ranks:
-    """What the threads share."""
+    """Shared state of the threads."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(RANKS, timeout=20)
@@ -25,13 +25,13 @@ class Ranks:
 
 
 class Communicator:
-    """One thread's end; the collectives that are needed here, by copying from what the others hold."""
+    """One thread's communicator; its collectives copy from the others' buffers."""
 
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self.ranks, self.rank, self.size = ranks, rank, RANKS
 
-    def _meet(self, mine, use):
-        self.ranks.held[self.rank] = mine
+    def _meet(self, own, use):
+        self.ranks.held[self.rank] = own
         self.ranks.barrier.wait()
         use(self.ranks.held)
         self.ranks.barrier.wait()
@@ -80,9 +80,9 @@ def leader():
     threads = [threading.Thread(target=follow, args=(end, Library(end)), daemon=True) for end in ends[1:]]
     for thread in threads:
         thread.start()
-    found = Leader(ends[0], Library(ends[0]))
-    yield found
-    found.close()
+    first = Leader(ends[0], Library(ends[0]))
+    yield first
+    first.close()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
@@ -118,7 +118,7 @@ def test_refusals_and_failures_reach_rank_0(leader):
         ({"BLINK_RANK": "1", "BLINK_WORLD_SIZE": "4", "BLINK_STORE": "file:///nowhere"}, "blink"),
     ],
 )
-def test_who_started_us(environment, name):
+def test_the_launcher_of_a_process(environment, name):
     assert launcher(environment) == name
 
 

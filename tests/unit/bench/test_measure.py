@@ -1,4 +1,4 @@
-"""A plan on an engine of this process: every collective is right, and what is wrong is noticed."""
+"""A plan on an engine of this process: every collective is right, and wrong elements are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every element of a buffer of any size holds what the collective says."""
+"""The pattern gives the correct value of every element, at any size."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_wrong_elements_are_counted_one_by_one():
     assert wrong_elements(memory, command.expected, 1, 4) == 4
 
 
-def test_a_chunk_that_lands_beside_its_place_is_seen():
+def test_a_chunk_at_the_wrong_offset_is_noticed():
     [command, *_] = commands(TimedCall(with_ends("allreduce", 3), 10 * 65536, "float32"))
     memory = _filled(command, command.expected, 1)
     values = memory.view(np.float32)
@@ -79,14 +79,16 @@ def test_a_chunk_that_lands_beside_its_place_is_seen():
 
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "alltoall"])
-def test_in_place_is_where_the_engines_have_it(name):
+def test_in_place_buffers_have_the_offsets_of_the_engines(name):
     collective = with_ends(name, 3)
     buffers = allocate(collective, 4, element_type("int32"), in_place=True)
-    for command, held, wanted in zip(commands(TimedCall(collective, 4)), buffers.inputs, buffers.outputs, strict=True):
-        if held is not None and wanted is not None:
-            start = min(held.ctypes.data, wanted.ctypes.data)
-            assert held.ctypes.data - start == command.in_at * 16
-            assert wanted.ctypes.data - start == command.out_at * 16
+    for command, source, target in zip(
+        commands(TimedCall(collective, 4)), buffers.inputs, buffers.outputs, strict=True
+    ):
+        if source is not None and target is not None:
+            start = min(source.ctypes.data, target.ctypes.data)
+            assert source.ctypes.data - start == command.in_at * 16
+            assert target.ctypes.data - start == command.out_at * 16
 
 
 def test_flags_and_sizes():

@@ -1,4 +1,4 @@
-"""Peers are found, compiled, told apart and right."""
+"""Peers are found, identified and compiled, and give correct results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _installed(peer):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-    """A cache of this test run's own, so that peers are compiled once and nothing of the user's is touched."""
+    """A cache of this test run: peers are compiled once, and the user's cache is not touched."""
     room = tmp_path_factory.getbasetemp() / "peer-cache"
     monkeypatch.setenv("BLINK_CACHE", str(room))
     return room
@@ -59,15 +59,15 @@ def test_mpi_runs_every_collective(peer):
     with RunningCandidate(launch) as candidate:
         assert registry.LIBRARIES[peer] in candidate.library
         _right(candidate, COLLECTIVES, 2)
-        for wanted in ({"op": "avg"}, {"dtype": "bfloat16"}, {"shared": True}):
+        for settings in ({"op": "avg"}, {"dtype": "bfloat16"}, {"shared": True}):
             with pytest.raises(UnsupportedError, match="rank 0: "):
-                candidate.run(commands(TimedCall(Collective("allreduce", 2), 8, **wanted)))
+                candidate.run(commands(TimedCall(Collective("allreduce", 2), 8, **settings)))
         moved = TimedCall(Collective("broadcast", 2, root=1), 5000, "bfloat16")
         assert candidate.run(commands(moved)).wrong == 0
 
 
-def test_what_open_mpi_shares_goes_with_its_ranks():
-    """Killed with its launcher, it leaves its files; so they lie in the folder that we remove."""
+def test_files_of_open_mpi_are_removed_with_its_ranks():
+    """Open MPI leaves its files if it is killed with its launcher, so they are put into the removed directory."""
     if not _installed("openmpi"):
         pytest.skip("openmpi is not on PATH")
     [launch, *_] = registry.launches("openmpi", None, 3, cores=4)
@@ -85,7 +85,7 @@ def test_gloo_runs_every_collective():
     with RunningCandidate(registry.gloo(2)) as candidate:
         assert candidate.library.startswith("gloo (torch ")
         _right(candidate, COLLECTIVES, 2)
-        with pytest.raises(UnsupportedError, match="gloo has no premul_sum"):
+        with pytest.raises(UnsupportedError, match="gloo has no operation premul_sum"):
             candidate.run(commands(TimedCall(Collective("allreduce", 2), 8, op="premul_sum")))
 
 
@@ -118,20 +118,20 @@ def _program(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("version", "peers"),
     [
         ("mpirun (Open MPI) 4.1.4", {"openmpi"}),
         ("HYDRA build details:", {"mpich", "impi"}),
         ("Intel(R) MPI Library for Linux", {"impi"}),
     ],
 )
-def test_launchers_are_told_apart_by_what_they_say(monkeypatch, tmp_path, said, found):
+def test_launchers_are_identified_by_their_version(monkeypatch, tmp_path, version, peers):
     for name in ("mpicc", "mpigcc"):
         _program(tmp_path / name, "exit 0")
-    _program(tmp_path / "mpirun", f"echo '{said}'")
+    _program(tmp_path / "mpirun", f"echo '{version}'")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert {peer for peer in registry.LIBRARIES if _installed(peer)} <= found
-    assert "openmpi" not in found or _installed("openmpi")
+    assert {peer for peer in registry.LIBRARIES if _installed(peer)} <= peers
+    assert "openmpi" not in peers or _installed("openmpi")
 
 
 def test_a_prefix_need_not_be_on_path(monkeypatch, tmp_path):
@@ -162,8 +162,8 @@ def test_a_peer_is_compiled_once(cache, monkeypatch):
     first = build.build("probe.c", ("cc",), ("-std=gnu11",))
     assert first.parent == cache / "builds"
     assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
-    made = first.stat().st_ino
-    assert build.build("probe.c", ("cc",), ("-std=gnu11",)).stat().st_ino == made
+    inode = first.stat().st_ino
+    assert build.build("probe.c", ("cc",), ("-std=gnu11",)).stat().st_ino == inode
     assert build.build("probe.c", ("cc",), ("-std=gnu11", "-O1")) != first
     assert os.access(first, os.X_OK)
 

@@ -1,4 +1,4 @@
-"""What is sent arrives, and what is no protocol is refused."""
+"""Messages arrive unchanged, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_without_check_nothing_expected_follows():
         struct.pack("<III", protocol.MAGIC, 1, 63).ljust(COMMAND.size, b"\0"),
     ],
 )
-def test_what_is_no_command_is_refused(head):
+def test_an_invalid_command_is_refused(head):
     with pytest.raises(CommunicationError, match="expected a command"):
         read_command(head)
 
@@ -95,12 +95,12 @@ def test_a_reply_arrives():
     "reply",
     [(0, 0, 0, 0, 0), (protocol.MAGIC, 3, 0, 0, 0), (protocol.MAGIC, 0, 0, 2**31, 0), (protocol.MAGIC, 0, 0, 0, 2**31)],
 )
-def test_what_is_no_reply_is_refused(reply):
+def test_an_invalid_reply_is_refused(reply):
     with pytest.raises(CommunicationError, match="expected a reply"):
         reply_bytes(REPLY.pack(*reply))
 
 
-def test_a_hello_arrives_without_what_a_terminal_would_obey():
+def test_a_hello_arrives_without_control_characters():
     hello = read_hello(RankHello(3, 4, 99, "Open\nMPI \x1b[31m 4.1" + "x" * 200).pack())
     assert (hello.rank, hello.world_size, hello.pid) == (3, 4, 99)
     assert hello.library.startswith("Open MPI  [31m 4.1xxx")

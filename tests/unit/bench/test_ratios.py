@@ -16,7 +16,7 @@ CASE = ratios.Case("allreduce", 2, "64M", ratios.IN)
 
 @pytest.fixture
 def result():
-    """Ours 2; the fastest peer takes 6, Intel's 8, gloo 40, one left after the first round."""
+    """A result: blink takes 2, the fastest peer 6, Intel's 8, gloo 40; one peer ended after the first round."""
     names = (("", ""), ("mpich 4.0", ""), ("impi 2021", "shm"), ("gloo", ""), ("openmpi 4.1", ""))
     participants = [Participant(name, variant, None) for name, variant in names]
     series = [
@@ -70,5 +70,5 @@ def test_goals_can_be_measured():
 
 def test_a_case_is_measured_in_place_shared_and_out_of_place():
     results = list(ratios.measured(2, [], 1, ["8"], ["allreduce"], 3))
-    assert [found.case.buffers for found in results] == [ratios.IN, ratios.SHARED, ratios.OUT]
-    assert all(found.ours_s > 0 and not found.wrong for found in results)
+    assert [one.case.buffers for one in results] == [ratios.IN, ratios.SHARED, ratios.OUT]
+    assert all(one.ours_s > 0 and not one.wrong for one in results)

@@ -1,1 +1,1 @@
-"""Which other libraries can be measured in the same run, and how are they started fairly?"""
+"""Other libraries that can be measured in the same run, with settings for a fair comparison."""

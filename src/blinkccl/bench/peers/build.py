@@ -1,4 +1,4 @@
-"""Peers written in C: compiled on first use, and kept with all other compiled code."""
+"""Peers in C, compiled on first use into the cache of compiled code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class _PeerCompiler:
-    """Compiles a file beside this one to a program; see :class:`blinkccl.codegen.build.Compiler`."""
+    """A compiler of a file in this directory to a program; see :class:`blinkccl.codegen.build.Compiler`."""
 
     source: str
     line: tuple[str, ...]
@@ -25,20 +25,20 @@ class _PeerCompiler:
     suffix: str = ".peer"
 
     def fingerprint(self) -> str:
-        """Which compiler it is, and how it is called."""
+        """The compiler and its options, as a key of the cache."""
         return "\0".join([*self.line, *self.options])
 
     def compile(self, text: str, deadline_s: float) -> bytes:
         """The program's bytes."""
         with tempfile.TemporaryDirectory(prefix="blink-peer-") as room:
-            made = Path(room, "peer")
+            binary = Path(room, "peer")
             includes = ["-I", str(_HERE), "-I", str(DIRECTORY)]
-            line = [*self.line, *includes, str(_HERE / self.source), *self.options, "-o", str(made)]
+            line = [*self.line, *includes, str(_HERE / self.source), *self.options, "-o", str(binary)]
             output_of(line, deadline_s, "a peer")
-            return made.read_bytes()
+            return binary.read_bytes()
 
 
 def build(source: str, compiler: Sequence[str], options: Sequence[str] = ()) -> Path:
-    """The program made of ``source``, a file beside this one, in the cache, under a hash of all that goes into it."""
+    """The program compiled from ``source``, a file in this directory; cached under a hash of all its inputs."""
     text = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("peer.h", source))
     return builds.build(text, _PeerCompiler(source, tuple(compiler), tuple(options)))

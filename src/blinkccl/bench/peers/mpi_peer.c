@@ -1,4 +1,4 @@
-// A rank of an MPI library, measured: `mpirun -n N mpi_peer SOCKET`. See peer.h and protocol.py.
+// A rank process that measures an MPI library: `mpirun -n N mpi_peer SOCKET`. See peer.h and protocol.py.
 #include "peer.h"
 
 #include <mpi.h>
@@ -48,7 +48,7 @@ static void barrier(void* self) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// NCCL's in-place ReduceScatter leaves a rank's block where it was, MPI's at the front of the buffer.
+// NCCL's in-place ReduceScatter puts a rank's block at its own offset, MPI's at the front of the buffer.
 static int reduce_scatter(const struct peer_work* w, char* in, int n, MPI_Datatype type, MPI_Op op) {
   if (in != MPI_IN_PLACE) return MPI_Reduce_scatter_block(in, w->out, n, type, op, MPI_COMM_WORLD);
   int failed = MPI_Reduce_scatter_block(MPI_IN_PLACE, w->in, n, type, op, MPI_COMM_WORLD);

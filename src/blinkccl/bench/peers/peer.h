@@ -1,5 +1,5 @@
-// What every rank process of a benchmark does, whatever it measures: the protocol of protocol.py, its buffers, its
-// timing and its check. A peer brings a barrier, a collective, and a sentence about what it cannot do.
+// The common part of rank processes of a benchmark in C: the protocol of protocol.py, buffers, timing and check. A peer
+// supplies a barrier, a collective, and the reason for calls that it does not support.
 #pragma once
 
 #ifndef _GNU_SOURCE
@@ -20,7 +20,7 @@
 
 #include "blink/bench.h"
 
-// A command with its buffers; in == NULL or out == NULL where the rank has none.
+// A command with its buffers; in == NULL or out == NULL if the rank has none.
 struct peer_work {
   struct peer_command command;
   char* in;
@@ -29,9 +29,9 @@ struct peer_work {
 
 struct peer_library {
   void (*barrier)(void* self);
-  // 0, or the reason why this failed.
+  // NULL, or the reason of a failure.
   const char* (*run)(void* self, const struct peer_work* work);
-  // NULL, or what it cannot do; the same on every rank.
+  // NULL, or the reason why the command is not supported; the same on every rank.
   const char* (*refuse)(void* self, const struct peer_command* command);
   void* self;
 };
@@ -40,8 +40,8 @@ static inline int peer_reduces(const struct peer_command* c) {
   return c->collective == BLINK_REDUCE || c->collective == BLINK_ALLREDUCE || c->collective == BLINK_REDUCE_SCATTER;
 }
 
-static void peer_end(const char* what) {
-  fprintf(stderr, "benchmark rank %d: %s%s%s\n", (int)getpid(), what, errno ? ": " : "", errno ? strerror(errno) : "");
+static void peer_end(const char* why) {
+  fprintf(stderr, "benchmark rank %d: %s%s%s\n", (int)getpid(), why, errno ? ": " : "", errno ? strerror(errno) : "");
   _exit(1);
 }
 
@@ -50,7 +50,7 @@ static void peer_read(int fd, void* target, size_t bytes) {
   while (bytes > 0) {
     ssize_t got = recv(fd, at, bytes, 0);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) peer_end("the coordinator is gone");
+    if (got <= 0) peer_end("the coordinator has ended");
     at += got;
     bytes -= (size_t)got;
   }
@@ -61,14 +61,14 @@ static void peer_write(int fd, const void* source, size_t bytes) {
   while (bytes > 0) {
     ssize_t put = send(fd, at, bytes, MSG_NOSIGNAL);
     if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) peer_end("the coordinator is gone");
+    if (put <= 0) peer_end("the coordinator has ended");
     at += put;
     bytes -= (size_t)put;
   }
 }
 
 static int peer_connect(const char* path, int rank, int world_size, const char* library) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // Nobody is left to end us when the launcher is killed.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // If the launcher is killed, no other process ends this one.
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   struct sockaddr_un address;
   memset(&address, 0, sizeof address);
@@ -95,7 +95,7 @@ static double peer_now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Memory that is kept while commands ask for it and its size stays the same.
+// Memory that is kept while commands have KEEP and its size stays the same.
 struct peer_memory {
   char* at;
   size_t bytes;
@@ -109,7 +109,7 @@ static char* peer_allocate(struct peer_memory* memory, size_t bytes) {
   if (bytes == 0) return NULL;
   void* at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) peer_end("no memory for the buffers");
-  madvise(at, bytes, MADV_HUGEPAGE);  // Where there are none, small pages do.
+  madvise(at, bytes, MADV_HUGEPAGE);  // Without huge pages, small pages are used.
   memory->at = (char*)at;
   return memory->at;
 }
@@ -160,10 +160,10 @@ static void peer_perform(int fd, struct peer_work* work, const struct peer_libra
   }
   double* seconds = (double*)malloc((c->iterations + 1) * sizeof *seconds);
   const char* failure = NULL;
-  uint32_t timed = c->warmup + c->iterations, all = timed + (c->flags & PEER_CHECK ? 1 : 0);  // the last to be checked
+  uint32_t timed = c->warmup + c->iterations, all = timed + (c->flags & PEER_CHECK ? 1 : 0);  // The last run is checked.
   for (uint32_t i = 0; i < all && failure == NULL; ++i) {
     if (i == 0 || i == timed) {
-      if (out) memset(work->out, 0, out);  // Also touches the pages, which must not be timed.
+      if (out) memset(work->out, 0, out);  // Also touches the pages, so that page faults are not timed.
       if (in) peer_fill(work->in, fill, c->in_blocks, block, period);
     }
     double began = peer_now();
@@ -184,7 +184,7 @@ static void peer_perform(int fd, struct peer_work* work, const struct peer_libra
   }
 }
 
-// Serves commands until the coordinator says QUIT or is gone.
+// Serves commands until QUIT, or until the coordinator ends.
 static void peer_serve(int fd, const struct peer_library* library) {
   struct peer_memory memory[2] = {{NULL, 0}, {NULL, 0}};
   struct peer_work work;

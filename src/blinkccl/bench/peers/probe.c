@@ -1,5 +1,5 @@
-// What can this host's memory do right now? `probe SOCKET N` forks N ranks, one per core, that add and copy, and two of
-// them bounce a cache line. See peer.h and protocol.py; `bound.py` says what is made of it.
+// The probe of this host's memory: `probe SOCKET N` forks N ranks, one per core, that add and copy; two of them bounce a
+// cache line. See peer.h and protocol.py; bound.py uses the result.
 #include "peer.h"
 
 #include <sched.h>
@@ -36,7 +36,7 @@ static void add(float* restrict a, const float* restrict b, size_t n) {
   for (size_t i = 0; i < n; ++i) a[i] += b[i];
 }
 
-// Streaming stores do not read what they overwrite; small copies are better off in the caches.
+// Streaming stores do not read the overwritten lines; small copies are faster in the caches.
 static void copy(char* restrict a, const char* restrict b, size_t n) {
 #if defined(__SSE2__)
   if (n >= (size_t)1 << 22) {
@@ -78,7 +78,7 @@ static const char* run(void* self, const struct peer_work* w) {
   return NULL;
 }
 
-// One core each, of those that we may use.
+// Pins the process to core number `rank` of those in its affinity mask.
 static void pin(unsigned rank) {
   cpu_set_t all, one;
   if (sched_getaffinity(0, sizeof all, &all) != 0) return;

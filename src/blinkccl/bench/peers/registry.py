@@ -1,20 +1,20 @@
-"""Peers: how each library is found and how its ranks are started. What was typed after ``--peer`` becomes launches.
+"""Peers of ``--peer``: the search for each library, and the launch of its ranks.
 
-Every setting is there so that a win over a peer is a win. Variants of one peer run side by side; at every size the
-fastest of them stands for the peer.
+The settings give each peer its best times, for a fair comparison. Variants of one peer run in the same benchmark; at
+every size, the fastest counts as the peer.
 
 ========  =========================================  =================================================================
 peer      setting                                    why
 ========  =========================================  =================================================================
 openmpi   btl_vader_single_copy_mechanism none (4),  cross-memory attach copies in the kernel: without it, AllReduce of
           smsc ^cma,knem,xpmem (5)                   1 MiB took 61 µs instead of 101 (measured here, 2 ranks, 4.1.4)
-openmpi   mpi_yield_when_idle 1                      Open MPI's FAQ on oversubscribed nodes: ranks that wait must let
-                                                     the others run
+openmpi   mpi_yield_when_idle 1                      Open MPI's FAQ on oversubscribed nodes: waiting ranks must yield
+                                                     their core
 impi      I_MPI_FABRICS=shm                          Intel's developer reference: no network is needed in one host
-impi      I_MPI_THREAD_YIELD=2                       Intel's developer reference; with more ranks than cores 4 KiB take
+impi      I_MPI_THREAD_YIELD=2                       Intel's developer reference; with more ranks than cores, 4 KiB take
                                                      milliseconds without it (measured here)
-impi      I_MPI_THREAD_YIELD=3                       the same page; better than 2 where others use the cores as well
-mpich     none                                       4 and 5 have no setting that helped here
+impi      I_MPI_THREAD_YIELD=3                       the same page; faster than 2 if other processes use the cores
+mpich     none                                       no setting of 4 and 5 helped here
 ========  =========================================  =================================================================
 """
 
@@ -37,7 +37,7 @@ from blinkccl.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Options of a launcher and its environment; ``crowded``: only with more ranks than cores (None: always)."""
+    """Options and variables of a launcher; ``crowded``: only with more ranks than cores (None: always)."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Variant:
 
 
 _NO_SINGLE_COPY = ("--mca", "btl_vader_single_copy_mechanism", "none", "--mca", "smsc", "^cma,knem,xpmem")
-#: Where Open MPI 4 and 5 put what ranks share; else it stays in /dev/shm when mpirun is killed.
+#: Settings of Open MPI 4 and 5 for the directory of shared files; by default they stay in /dev/shm if mpirun is killed.
 _BACKING = ("btl_vader_backing_directory", "btl_sm_backing_directory")
 _YIELD = ("--mca", "mpi_yield_when_idle", "1")
 
@@ -67,12 +67,12 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 
 
 def variants(peer: str, world_size: int, cores: int) -> tuple[Variant, ...]:
-    """The variants of ``peer`` worth running with ``world_size`` ranks on ``cores`` cores."""
+    """The variants of ``peer`` for ``world_size`` ranks on ``cores`` cores."""
     crowded = world_size > cores
     return tuple(row for row in VARIANTS[peer] if row.crowded in (None, crowded))
 
 
-#: What each library calls itself (MPI_Get_library_version), and how Debian and its own package name its programs.
+#: Each library's name in MPI_Get_library_version, and its programs' names in Debian and in its own package.
 LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel(R) MPI"}
 _PROGRAMS = {
     "openmpi": (("mpirun.openmpi", "mpicc.openmpi"), ("mpirun", "mpicc")),
@@ -85,27 +85,27 @@ PEERS = ("gloo", *LIBRARIES)
 
 def parse(text: str) -> list[tuple[str, str | None]]:
     """Peers and their prefixes, from ``gloo,openmpi=/opt/openmpi``."""
-    found: list[tuple[str, str | None]] = []
+    peers: list[tuple[str, str | None]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, prefix = part.partition("=")
         if name not in PEERS:
             raise UnsupportedError(f"--peer {name}: expected some of {', '.join(PEERS)}")
-        found.append((name, prefix or None))
-    return found
+        peers.append((name, prefix or None))
+    return peers
 
 
 def launches(name: str, prefix: str | None, world_size: int, cores: int) -> list[CandidateLaunch]:
     """The variants of one peer, compiled and ready to start."""
     if name == "gloo":
         return [gloo(world_size)]
-    found = installation(name, prefix)
-    program = build("mpi_peer.c", found.compiler, found.options)
+    library = installation(name, prefix)
+    program = build("mpi_peer.c", library.compiler, library.options)
     rows = variants(name, world_size, cores)
-    return [_launch(name, found, program, world_size, row, row.name if len(rows) > 1 else "") for row in rows]
+    return [_launch(name, library, program, world_size, row, row.name if len(rows) > 1 else "") for row in rows]
 
 
 def _launch(
-    peer: str, found: Installation, program: Path, world_size: int, row: Variant, variant: str
+    peer: str, library: Installation, program: Path, world_size: int, row: Variant, variant: str
 ) -> CandidateLaunch:
     options: list[str] = []
     if peer == "openmpi":
@@ -113,17 +113,17 @@ def _launch(
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
         shared = [text for name in _BACKING for text in ("--mca", name, str(room))] if peer == "openmpi" else []
-        line = [found.launcher, *options, *shared, *row.options, "-n", str(world_size), str(program), str(path)]
-        # Open MPI keeps its session under TMPDIR; in a room of its own, runs side by side cannot meet.
-        return [Process(line, {**found.environment, **row.environment, "TMPDIR": str(room)})]
+        line = [library.launcher, *options, *shared, *row.options, "-n", str(world_size), str(program), str(path)]
+        # Open MPI has its session in TMPDIR; a private one keeps concurrent runs apart.
+        return [Process(line, {**library.environment, **row.environment, "TMPDIR": str(room)})]
 
     return CandidateLaunch(peer, world_size, processes, variant, LIBRARIES[peer], in_memory=True)
 
 
 def gloo(world_size: int) -> CandidateLaunch:
-    """gloo, in this Python."""
+    """The launch of gloo, in this Python."""
     if importlib.util.find_spec("torch") is None:
-        raise UnsupportedError("gloo comes with torch, which is not installed: pip install torch")
+        raise UnsupportedError("--peer gloo needs torch, which is not installed: pip install torch")
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
         environment = {
@@ -139,7 +139,7 @@ def gloo(world_size: int) -> CandidateLaunch:
 
 
 def own(world_size: int, deadline_s: float) -> CandidateLaunch:
-    """Our own ranks, on the host engine."""
+    """The launch of blink's ranks, on the host engine."""
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
         store = room / "store"
@@ -151,7 +151,7 @@ def own(world_size: int, deadline_s: float) -> CandidateLaunch:
         }
         return [_worker("blink", path, {**environment, "BLINK_RANK": str(rank)}) for rank in range(world_size)]
 
-    return CandidateLaunch("blink", world_size, processes, library="blink-ccl", ours=True)
+    return CandidateLaunch("blink", world_size, processes, library="blink-ccl", of_blink=True)
 
 
 def _worker(library: str, path: Path, environment: Mapping[str, str]) -> Process:
@@ -159,7 +159,7 @@ def _worker(library: str, path: Path, environment: Mapping[str, str]) -> Process
 
 
 def _free_port() -> int:
-    """A port that is free now; gloo's ranks meet there."""
+    """A port that is free now, for the rendezvous of gloo's ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -168,7 +168,7 @@ def _free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A library: its launcher with the environment that it needs, and how its peer is compiled."""
+    """An installed library: its launcher and variables, and the compiler and options of its peer."""
 
     launcher: str
     compiler: tuple[str, ...]
@@ -177,7 +177,7 @@ class Installation:
 
 
 def installation(peer: str, prefix: str | None) -> Installation:
-    """The library ``peer`` on PATH, or under ``prefix`` by the plain compiler: pip's wrappers name others' paths."""
+    """The library ``peer`` on PATH, or under ``prefix`` with plain cc: wrappers from pip have wrong paths."""
     return _on_path(peer) if prefix is None else _under(peer, Path(prefix).expanduser())
 
 
@@ -199,21 +199,21 @@ def _under(peer: str, prefix: Path) -> Installation:
 
 
 def _finding(launcher: Path) -> dict[str, str]:
-    """A launcher starts further programs of its package, and looks for them on PATH."""
+    """The PATH with the launcher's directory first: a launcher starts other programs of its package."""
     return {"PATH": os.pathsep.join((str(launcher.parent), os.environ.get("PATH", os.defpath)))}
 
 
 def _on_path(peer: str) -> Installation:
     for launcher, wrapper in _PROGRAMS[peer]:
         at, compiler = shutil.which(launcher), shutil.which(wrapper)
-        said = _speaks(at) if at and compiler else None
-        if at and compiler and (said == peer or (said is None and peer != "openmpi")):
+        library = _library_of(at) if at and compiler else None
+        if at and compiler and (library == peer or (library is None and peer != "openmpi")):
             return Installation(at, (compiler,), _OPTIONS)
     raise UnsupportedError(f"{peer} is not on PATH: install it, or name its prefix with --peer {peer}=/path")
 
 
-def _speaks(launcher: str) -> str | None:
-    """Which library ``launcher`` belongs to; None where its version does not tell (MPICH and its kin)."""
+def _library_of(launcher: str) -> str | None:
+    """The library of ``launcher``, from its version text; None for MPICH and its derivatives, which do not name it."""
     try:
         text = subprocess.run(
             [launcher, "--version"], capture_output=True, text=True, errors="replace", timeout=20, check=False
