@@ -113,7 +113,7 @@ def test_the_first_failed_call_gives_the_cause_and_later_ones_refer_to_it(start:
     assert len(set(firsts)) == 1, firsts
     assert firsts[0][0] == "PlanMismatchError"
     assert firsts[0][1].startswith("call 1 on the communicator: rank ")
-    assert all(": the group has ended before: call 1 on the communicator: rank " in text for _, text in nexts), nexts
+    assert all(": the group had ended already: call 1 on the communicator: rank " in text for _, text in nexts), nexts
 
 
 def test_a_program_of_other_chunks_is_another_call(start: Start) -> None:

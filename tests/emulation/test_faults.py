@@ -508,7 +508,7 @@ def test_signal_handlers_run_in_long_waits(start: Start) -> None:
             job.store.set("go", b"")  # the wait continues undisturbed
     (notes,) = job.values(0)
     assert notes[0] == "noted"
-    assert all("in the middle of a call" in text for text in notes[1:3])
+    assert all("runs during a call" in text for text in notes[1:3])
     assert notes[3:] == ["passed", "Impatient: enough"]
 
 

@@ -240,7 +240,7 @@ def later_calls_name_the_first_failure(rank: int, size: int) -> None:
             dist.all_reduce(tensor, group=group)
         for call in (lambda: dist.broadcast(tensor, 0, group), lambda: dist.barrier(group)):
             with raises(
-                CommunicationError, ": the group has ended before: call 1 (allreduce of 7 × float32, sum)"
+                CommunicationError, ": the group had ended already: call 1 (allreduce of 7 × float32, sum)"
             ) as late:
                 call()
             assert not isinstance(late.value, DeadlineError)

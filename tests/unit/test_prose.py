@@ -76,7 +76,6 @@ PLAIN = (
         "tests/doubles",
         "tests/emulate",
         "tests/emulation",
-        "tests/property",
         "tests/reproduction",
         "tests/support",
         "tests/unit/api",
@@ -111,6 +110,8 @@ PLAIN = (
         "tests/unit/trees/forest",
         "tests/unit/trees/packing",
     ),
+    # test_hierarchy.py goes with the module that it tests.
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "tests/property").glob("*.py") if path.stem != "test_hierarchy"),
 )
 #: The most of these words in a thousand, and of sentences with more than thirty words in a hundred.
 MOST_CLAUSES, MOST_LONG = 2.0, 2.0

@@ -1,8 +1,8 @@
-"""The memory that ranks run on: input and output buffers, separate or in place, and one chunk of each by role.
+"""Buffers of ranks: input and output, separate or in place, and the views of roles.
 
-In place as in nccl.h: a rank's input and output block of one item are the same memory. AllReduce,
-Broadcast and Reduce have one buffer; AllGather's and Gather's input is the rank's own block of the
-output; ReduceScatter's and Scatter's output is the rank's own block of the input.
+In place means the same as in nccl.h: a rank's input and output block of one item are the same memory. AllReduce,
+Broadcast and Reduce have one buffer; AllGather's and Gather's input is the rank's own block of the output;
+ReduceScatter's and Scatter's output is the rank's own block of the input.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from blinkccl.schedule.chunking import Bound, placements
 from blinkccl.schedule.program import Program, Role
 
 Array = NDArray[Any]
-#: Makes zeroed memory for so many elements of a type.
+#: Allocator of zeroed memory: number of elements, type.
 Zeros = Callable[[int, np.dtype[Any]], Array]
 
 
 @dataclass(frozen=True, slots=True)
 class RankBuffers:
-    """Per rank the input and the output, one-dimensional, or None; views of one array in place."""
+    """Input and output of every rank, one-dimensional or None; in place, both are views of one array."""
 
     inputs: tuple[Array | None, ...]
     outputs: tuple[Array | None, ...]
 
 
 def allocate(collective: Collective, count: int, dtype: DType, in_place: bool, zeros: Zeros = np.zeros) -> RankBuffers:
-    """Zeroed buffers for every rank."""
+    """Zeroed buffers of every rank, ``count`` elements per block."""
     if in_place and collective.name == "alltoall":
         _refuse_alltoall()
     inputs: list[Array | None] = []
     outputs: list[Array | None] = []
     for rank in range(collective.world_size):
-        held, wanted = collective.input_blocks(rank), collective.output_blocks(rank)
-        if in_place and held and wanted:
-            memory = zeros(max(held, wanted) * count, dtype.storage)
+        in_blocks, out_blocks = collective.input_blocks(rank), collective.output_blocks(rank)
+        if in_place and in_blocks and out_blocks:
+            memory = zeros(max(in_blocks, out_blocks) * count, dtype.storage)
             source, target = next(shared_blocks(collective, rank), (0, 0))
             first = max(source, target)
-            inputs.append(memory[(first - source) * count : (first - source + held) * count])
-            outputs.append(memory[(first - target) * count : (first - target + wanted) * count])
+            inputs.append(memory[(first - source) * count : (first - source + in_blocks) * count])
+            outputs.append(memory[(first - target) * count : (first - target + out_blocks) * count])
         else:
-            inputs.append(zeros(held * count, dtype.storage) if held else None)
-            outputs.append(zeros(wanted * count, dtype.storage) if wanted else None)
+            inputs.append(zeros(in_blocks * count, dtype.storage) if in_blocks else None)
+            outputs.append(zeros(out_blocks * count, dtype.storage) if out_blocks else None)
     return RankBuffers(tuple(inputs), tuple(outputs))
 
 
 def _refuse_alltoall() -> NoReturn:
-    """Its input and output blocks belong to different items. NCCL has it out of place only, too."""
-    raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
+    """Raise UnsupportedError: in place, blocks of different items overlap. NCCL has no in-place alltoall either."""
+    raise UnsupportedError("alltoall runs out of place only: in place, its output would overwrite input not yet sent")
 
 
 def shared_blocks(collective: Collective, rank: int) -> Iterator[tuple[int, int]]:
-    """Block indexes, in input and output, of the items that ``rank`` both contributes to and keeps."""
+    """Block indexes, in input and output, of the items to which ``rank`` contributes and which it keeps."""
     for place in placements(collective).values():
         if rank in place.sources and rank in place.targets:
             yield place.sources[rank], place.targets[rank]
@@ -75,15 +75,14 @@ def filled(
     in_place: bool,
     zeros: Zeros = np.zeros,
 ) -> RankBuffers:
-    """Buffers made by ``zeros`` that hold a copy of ``inputs``.
+    """Buffers from ``zeros`` with a copy of ``inputs``.
 
-    A UsageError if an input does not fit the collective, ``count`` or ``dtype``; AllToAll in place is an
-    UnsupportedError.
+    UsageError if an input does not fit the collective, ``count`` or ``dtype``; UnsupportedError for alltoall in place.
     """
     row = element_type(dtype)
-    _, found = check_inputs(collective, inputs, count)
-    if found is not row:
-        raise UsageError(f"the inputs are {found.name}, but the call says {row.name}")
+    _, input_type = check_inputs(collective, inputs, count)
+    if input_type is not row:
+        raise UsageError(f"inputs: expected {row.name}, as in the call, got {input_type.name}")
     buffers = allocate(collective, count, row, in_place, zeros)
     for target, source in zip(buffers.inputs, inputs, strict=True):
         if target is not None and source is not None:
@@ -93,7 +92,7 @@ def filled(
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """A call's element type and operation; ``factors``: of a reduction, the scalars of all ranks, if it has some."""
+    """A call's element type and operation; ``factors`` are the scalars of all ranks of a reduction with scales."""
 
     dtype: DType
     chosen: Operation
@@ -101,7 +100,7 @@ class Arithmetic:
 
     @classmethod
     def of(cls, collective: Collective, call: CollectiveCall, scales: Sequence[float] | None) -> Arithmetic:
-        """Refuses, before anything runs, what the type does not have and scales that do not fit."""
+        """The arithmetic of a call; an error, before any run, for bad scales or an operation that the type lacks."""
         dtype, chosen = element_type(call.dtype), operation(call.op)
         dtype.combine(chosen)
         factors = scalars(chosen, dtype, scales, collective.world_size)
@@ -110,7 +109,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class RoleViews:
-    """A role's slice in its rank's buffers; ``divisor`` > 1 ends an average, ``scale`` is for what it contributes."""
+    """A role's slice in its rank's buffers; ``divisor`` > 1 completes an average, ``scale`` is that of its input."""
 
     source: Array | None
     target: Array | None
@@ -120,14 +119,14 @@ class RoleViews:
 
 
 def role_views(bound: Bound, buffers: RankBuffers, role: Role, values: Arithmetic) -> RoleViews:
-    """The memory that ``role``, checked by :func:`check_roles`, reads and writes."""
+    """The memory of ``role``, which :func:`check_roles` must have checked."""
     extent = bound.extents[role.slice]
     views: list[Array | None] = []
     for used, at, memories in (
         (role.contributes, bound.source(role.rank, role.slice), buffers.inputs),
         (role.keeps, bound.target(role.rank, role.slice), buffers.outputs),
     ):
-        memory = memories[role.rank] if used else None  # a relay has none
+        memory = memories[role.rank] if used else None  # A relay has no buffers.
         views.append(memory[at : at + extent.length] if memory is not None and at is not None else None)
     divisor = bound.contributions(role.slice) if role.completes and values.chosen.averages else 1
     scale = values.factors[role.rank] if values.factors is not None and role.contributes else None
@@ -135,11 +134,11 @@ def role_views(bound: Bound, buffers: RankBuffers, role: Role, values: Arithmeti
 
 
 def execute(role: Role, memory: RoleViews, span: slice, messages: Sequence[Array], values: Arithmetic) -> Array:
-    """The value of one execution, as :mod:`blinkccl.schedule.program` says; it is kept where the role keeps it."""
+    """Compute the value of one execution (:mod:`blinkccl.schedule.program`), and store it if the role keeps it."""
     operands = list(messages)
     factors: list[Scale] = [None] * len(operands)
     if memory.source is not None:
-        # A copy: where it is sent as it is, a later execution may overwrite its memory in place.
+        # Copied, because a later execution may overwrite the input in place before an unreduced message is read.
         operands.insert(role.own_operand_index, memory.source[span].copy())
         factors.insert(role.own_operand_index, memory.scale)
     value = fold(values.dtype, values.chosen, operands, factors, memory.divisor)
@@ -149,7 +148,7 @@ def execute(role: Role, memory: RoleViews, span: slice, messages: Sequence[Array
 
 
 def check_overlap(collective: Collective, rank: int, source: Array, target: Array, count: int) -> None:
-    """Refuses a rank's buffers that share memory other than in place, as nccl.h says it."""
+    """Raise UsageError if a rank's buffers share memory other than in place, as in nccl.h."""
     if not np.may_share_memory(source, target):
         return
     if collective.name == "alltoall":
@@ -159,30 +158,31 @@ def check_overlap(collective: Collective, rank: int, source: Array, target: Arra
     start, other = source.ctypes.data, target.ctypes.data
     if not shared or any(start + s * block != other + t * block for s, t in shared):
         raise UsageError(
-            f"{collective.name}: rank {rank}'s input and output overlap, but not as in place: an item's input and "
-            "output block must be the same memory"
+            f"{collective.name}: rank {rank}'s input and output overlap at the wrong offset: expected separate "
+            "buffers, or in place, where an item's input and output block are the same memory"
         )
 
 
 def check_roles(program: Program, relays: bool = False, switches: bool = False) -> None:
-    """Refuses roles without a value, or with a block that the rank lacks: who fails alone lets all others wait.
+    """Refuse, on all ranks, roles that would fail on one: without a value, or with a block that their rank lacks.
 
-    And those outside the job, unless this engine has ``relays``, of which some combine if it has ``switches``.
+    UnsupportedError for roles outside the job, unless the engine has ``relays``, and for in-network reduction, unless
+    it has ``switches``.
     """
     if program.combining and not switches:
         raise UnsupportedError(
-            f"the program combines at switches {list(program.combining)}, which engine reference alone does; plan with "
-            "another algorithm than in_switch"
+            f"the program reduces data at switches {list(program.combining)}, which only engine reference can run; "
+            "plan with another algorithm than in_switch"
         )
     if program.relays and not relays:
         raise UnsupportedError(
-            f"the program has roles at vertices {list(program.relays)} outside the job, which this engine does not "
-            "run; take engine reference, host or sockets, or plan without --relays"
+            f"the program has roles at vertices {list(program.relays)} outside the job, which this engine cannot run; "
+            "use engine reference, host or sockets, or plan without --relays"
         )
     for role in program.roles:
         where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"
         if not (role.contributes or role.receives):
-            raise ScheduleError(f"{where} neither contributes nor receives, so it has no value")
+            raise ScheduleError(f"{where} has no value: it neither contributes nor receives")
         block = program.slices[role.slice].block
         place = placements(program.collective).get(block)
         for used, ranks, verb in (

@@ -1,7 +1,7 @@
-"""Runs a Program as the code that GPUs run, compiled for this CPU: a thread per rank, channel and part.
+"""Engine ``generated``: the code of GPUs, compiled for this CPU, with a thread per rank, channel and part.
 
-What is tested here is what runs there: the same generated text, the same headers, the same layout of connections; only
-a block is one thread. So this engine is no way to be fast, but the proof that the code is right.
+It tests the code that GPUs run: the same generated text, headers and layout of connections, except that a block is one
+thread. The engine is slow; its purpose is to prove that the code is correct.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from blinkccl.schedule.text import program_hash
 from blinkccl.trees.forest.model import digest
 
 Array = NDArray[Any]
-#: Blocks give up by themselves at the deadline; this much later they are told to, which says less.
+#: Seconds after the blocks' own timeout until they are aborted, which gives a less precise error.
 _GRACE_S = 2.0
 _HEADER = header("call.h")
 
@@ -46,7 +46,7 @@ class ConnectionEnd(c.Structure):
 
 @_HEADER.layout("Status")
 class LaunchStatus(c.Structure):
-    """``blink::Status``: why a launch ended early."""
+    """``blink::Status``: the reason of a launch that ended early."""
 
 
 @_HEADER.layout("Call")
@@ -63,27 +63,27 @@ _FUNCTIONS: Functions = {
 
 @lru_cache(maxsize=1)
 def load() -> c.CDLL:
-    """The library that runs generated code here, without the GIL; UnsupportedError: it is not there, or unfit."""
+    """The library that runs generated code without the GIL; UnsupportedError if it is missing or does not fit."""
     return open_library(host_library(), _FUNCTIONS, "blink_device_abi")
 
 
 def launch(entry: int, calls: c.Array[LaunchCall], blocks: int, timeout_s: float) -> None:
-    """Runs ``blocks`` blocks of every rank to their ends, a thread each; ``entry`` is the kernel's address.
+    """Run ``blocks`` blocks of every rank to their end, a thread each; ``entry`` is the kernel's address.
 
-    After ``timeout_s`` the calls' abort words are set. How blocks ended is in the calls' statuses.
+    After ``timeout_s`` the calls' abort words are set. The calls' statuses have the results of the blocks.
     """
     if load().blink_launch(entry, c.addressof(calls), len(calls), blocks, timeout_s) < 0:
         raise UnsupportedError(
-            f"the system refuses {len(calls) * blocks} threads, one per rank, channel and part; lower the plan to "
-            "fewer channels, or raise the limit (ulimit -u)"
+            f"the system refuses {len(calls) * blocks} threads, one per rank, channel and part; use a plan with fewer "
+            "channels, or raise the limit (ulimit -u)"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedOptions:
-    """How :func:`run` launches: messages travel as "simple", "ll" or "ll128", and ``parts`` blocks share a channel.
+    """Options of :func:`run`: ``protocol`` is "simple", "ll" or "ll128", and ``parts`` blocks share a channel.
 
-    No slice is cut into pieces of less than ``piece_bytes``; 0: into as many as there are parts.
+    A slice has a piece per part, but no piece of less than ``piece_bytes`` (0: no limit).
     """
 
     protocol: str = "simple"
@@ -102,25 +102,25 @@ def run(
     deadline_s: float = 60.0,
     options: GeneratedOptions | None = None,
 ) -> list[Array | None]:
-    """Runs a collective once; see :class:`blinkccl.engines.registry.RunProgram`.
+    """Run a collective once; see :class:`blinkccl.engines.registry.RunProgram`.
 
-    The same bits as the reference engine for any data.
+    The result has the bits of the reference engine for any data.
 
     Parameters
     ----------
     chunk_bytes
-        The most in one part's message, rounded down to a multiple of 16, at least 16.
+        Most bytes in one part's message, rounded down to a multiple of 16, at least 16.
 
     Raises
     ------
     UnsupportedError
-        Also if there is no compiler, or GPU blocks cannot run the program: see
+        Also without a compiler, or if GPU blocks cannot run the program: see
         :func:`blinkccl.codegen.channels.channel_loops`.
 
     Notes
     -----
-    Cost: a compilation where the program is new here (:func:`prepare` compiles many at once), a thread per rank,
-    channel and part, and connections · parts · slots · three times ``chunk_bytes`` of memory.
+    Cost: a compilation for a new program (:func:`prepare` compiles many at once), a thread per rank, channel and part,
+    and 3 · connections · parts · slots · ``chunk_bytes`` of memory.
     """
     chunk, ways = _chunk(chunk_bytes), options or GeneratedOptions()
     geometry = Geometry(
@@ -140,9 +140,9 @@ def run(
 
 
 def prepare(programs: Iterable[Program]) -> None:
-    """Compiles those of ``programs`` that are new here, all in one go: a compiler takes longest to start.
+    """Compile all new ``programs`` in one file, because a compiler takes longest to start.
 
-    UnsupportedError, before any is compiled, where one has roles that this engine does not run.
+    UnsupportedError, before any compilation, if one has roles that this engine cannot run.
     """
     programs = list(programs)
     for program in programs:
@@ -151,9 +151,9 @@ def prepare(programs: Iterable[Program]) -> None:
 
 
 class Session:
-    """Programs of the same ranks, in turns on the same connections, whose counters go on as they do on GPUs.
+    """Programs of the same ranks, run in turns on the same connections; their counters continue, like on GPUs.
 
-    ``parts`` are those of each program, as many as ``geometry`` has where nothing is said.
+    ``parts`` has the number of parts of each program; by default that of ``geometry``.
     """
 
     def __init__(self, programs: Sequence[Program], geometry: Geometry, parts: Sequence[int] = ()) -> None:
@@ -163,7 +163,7 @@ class Session:
         for program in programs:
             check_roles(program)
             if len(programs) == 1 and geometry.slots == _slots(program):
-                self._names[program] = _name(program)  # known from the last time
+                self._names[program] = _name(program)  # Cached.
             else:
                 channel_loops(program, geometry.slots)
                 self._names[program] = _name_in(program, self._group)
@@ -191,26 +191,29 @@ class Session:
         protocol: str = "simple",
         piece_bytes: int = 0,
     ) -> list[Array | None]:
-        """As :func:`run`, for one of the programs; UsageError if messages do not fit. A DeadlineError ends its use."""
+        """Run one of the programs, like :func:`run`.
+
+        UsageError if messages do not fit. After a DeadlineError the session cannot be used again.
+        """
         if protocol not in WIRES:
             raise UnsupportedError(f"protocol {protocol!r} is not one of {', '.join(WIRES)}")
         chunk = _chunk(chunk_bytes)
         if chunk > self._geometry.capacity_bytes(protocol):
             capacity = self._geometry.capacity_bytes(protocol)
-            raise UsageError(f"chunk_bytes: a message of {protocol} carries at most {capacity} bytes, got {chunk}")
+            raise UsageError(f"chunk_bytes: expected at most {capacity} bytes for protocol {protocol}, got {chunk}")
         if deadline_s <= 0:
             raise UsageError(f"deadline_s must be positive, got {deadline_s}")
         buffers = filled(program.collective, inputs, call.elements, call.dtype, in_place)
         values = Arithmetic.of(program.collective, call, scales)
         n = len(program.ranks)
         abort, status, calls = c.c_uint32(0), (LaunchStatus * n)(), (LaunchCall * n)()
-        for rank, told in enumerate(calls):
-            told.input, told.output = _address(buffers.inputs[rank]), _address(buffers.outputs[rank])
-            told.abort, told.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(LaunchStatus)
-            told.timeout_ns = int(deadline_s * 1e9)
-            self._describe(told, rank, values)
-            told.parts = self._parts[program]
-            told.count, told.chunk_bytes, told.piece_bytes = call.elements, chunk, piece_bytes
+        for rank, argument in enumerate(calls):
+            argument.input, argument.output = _address(buffers.inputs[rank]), _address(buffers.outputs[rank])
+            argument.abort, argument.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(LaunchStatus)
+            argument.timeout_ns = int(deadline_s * 1e9)
+            self._describe(argument, rank, values)
+            argument.parts = self._parts[program]
+            argument.count, argument.chunk_bytes, argument.piece_bytes = call.elements, chunk, piece_bytes
         entry = _entry(self._names[program], protocol)
         launch(entry, calls, len(program.channels) * self._parts[program], deadline_s + _GRACE_S)
         late = [rank for rank in range(n) if status[rank].code]
@@ -219,7 +222,7 @@ class Session:
         return list(buffers.outputs)
 
     def _describe(self, call: LaunchCall, rank: int, values: Arithmetic) -> None:
-        """Fills in what does not depend on sizes and buffers."""
+        """Set the fields that do not depend on sizes and buffers."""
         geometry = self._geometry
         call.connections = c.addressof(self._tables[rank])
         call.slot_bytes, call.line_bytes = geometry.slot_bytes, geometry.line_bytes
@@ -232,37 +235,37 @@ class Session:
 
     def _story(self, rank: int, status: LaunchStatus, deadline_s: float) -> str:
         at = self._layout.connections[status.connection]
-        what = f"a free slot to rank {at.dst}" if status.sending else f"a message from rank {at.src}"
+        awaited = f"a free slot to rank {at.dst}" if status.sending else f"a message from rank {at.src}"
         return (
-            f"rank {rank} waited longer than {deadline_s:g} s in channel {status.channel} for {what} (its number "
-            f"{status.position}); is the program verified, or the deadline too short for this size?"
+            f"rank {rank} waited longer than {deadline_s:g} s in channel {status.channel} for {awaited} (its number "
+            f"{status.position}): verify the program, or give more time for this size"
         )
 
 
-#: Kernel name → the library that has it.
+#: Kernel name → its library.
 _libraries: dict[str, c.CDLL] = {}
 
 
 def _compile(kernels: Iterable[tuple[Kernel, ProgramGroup]]) -> None:
-    """Makes those kernels that are new, in one file."""
+    """Compile the new kernels, in one file."""
     new = {kernel.name: (kernel, group) for kernel, group in kernels if kernel.name not in _libraries}
     if not new:
         return
     text = "\n".join([INCLUDE, *(code(kernel, group) for kernel, group in new.values())])
-    load()  # first, so that the loader finds it when the code asks for it
+    load()  # Loaded first, because the compiled code needs its symbols.
     library = c.CDLL(str(build(text, host_compiler())))
     _libraries.update(dict.fromkeys(new, library))
 
 
 @lru_cache(maxsize=512)
 def _name(program: Program) -> str:
-    """The name of a program that has its connections for itself, if GPU blocks can run it with its channels' slots."""
+    """The kernel name of a program with connections of its own; errors if GPU blocks cannot run it."""
     channel_loops(program, _slots(program))
     return _name_in(program, ProgramGroup([program]))
 
 
 def _name_in(program: Program, group: ProgramGroup) -> str:
-    """A name that says what the code depends on: all of the program but its slots, and its connections."""
+    """A name from everything that the code depends on: the program except its slots, and its connections."""
     channels = tuple(replace(channel, slots=1) for channel in program.channels)
     connections = digest([str(index) for index in group.connections_of(program)])
     return f"p{program_hash(replace(program, channels=channels))}_{connections}"
@@ -287,7 +290,7 @@ def _lines(size: int) -> int:
 
 
 def _aligned(size: int) -> Array:
-    """Zeroed bytes that begin on a line."""
+    """Zeroed bytes, aligned to a cache line."""
     memory = np.zeros(size + LINE_BYTES, np.uint8)
     start = -memory.ctypes.data % LINE_BYTES
     return memory[start : start + size]

@@ -1,11 +1,11 @@
-"""Runs a Program in native code over shared memory: the host engine.
+"""The host engine: native code that runs a Program over shared memory.
 
-Ranks are processes of one machine (:mod:`blinkccl.runtime` makes and joins the segment between them); each
-has one :class:`Endpoint`. For tests and for the conformance suite :func:`run` plays all ranks in this
-process, a thread each: the same native code on the same segment, only that nobody can die.
+Ranks are processes of one machine with one :class:`Endpoint` each; :mod:`blinkccl.runtime` creates and joins the
+segment between them. For tests and the conformance suite, :func:`run` runs all ranks in this process, a thread each,
+with the same native code and segment; only the loss of a rank cannot happen.
 
-The native library binds what :mod:`blinkccl.engines.host_plan` laid out to a size, and executes it; this file passes
-that on, and turns codes into errors.
+The native library binds the layout of :mod:`blinkccl.engines.host_plan` to a size and executes it. This file calls the
+library and converts its codes to errors.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from blinkccl.schedule.program import Program
 
 Array = NDArray[Any]
 
-#: Per ordered pair of ranks, for point to point.
+#: Bytes of a stream for point-to-point messages, per ordered pair of ranks.
 STREAM_BYTES = 64 * 1024
 _MOST_CHUNK_BYTES = 1 << 62
-#: Bound plans whose recorded calls can be told; the oldest goes first.
+#: Most bound plans that are kept to explain recorded calls; the oldest are dropped first.
 _MOST_BOUND = 4096
 
 
@@ -59,20 +59,20 @@ def shape_of(ranks: int, area: Area, stream_bytes: int = STREAM_BYTES) -> native
 
 
 def segment_bytes(shape: native.Shape) -> int:
-    """Bytes of address space that a segment takes; memory is taken by the pages that are used."""
+    """Bytes of address space of a segment; only used pages take memory."""
     size: int = native.load().blink_segment_bytes(c.byref(shape))
     return size
 
 
 def format_segment(address: int, size: int, shape: native.Shape, token: bytes) -> None:
-    """Writes the header of a segment into zeroed memory."""
+    """Write the header of a segment into zeroed memory."""
     code = native.load().blink_segment_format(address, size, c.byref(shape), token, len(os.sched_getaffinity(0)))
     if code != native.OK:
-        raise UnsupportedError(f"a segment of {size} bytes cannot be made for {shape.ranks} ranks")
+        raise UnsupportedError(f"a shared segment of {size} bytes for {shape.ranks} ranks cannot be created")
 
 
 class BoundPlan(NamedTuple):
-    """What a recorded call ran."""
+    """The plan of recorded calls."""
 
     plan: HostPlan
     call: CollectiveCall
@@ -80,10 +80,10 @@ class BoundPlan(NamedTuple):
 
 
 class Endpoint:
-    """One rank's end of a segment, which is mapped at ``address`` for longer than this lives.
+    """One rank's end of a segment, whose mapping at ``address`` must outlive it.
 
-    ``token`` is the secret that the segment was made with; ``fd`` its descriptor, by which ranks see who is alive, or
-    −1 where they are threads. A CommunicationError if the memory is no segment, another's, or the rank is taken.
+    ``token`` is the segment's secret. ``fd`` is its descriptor, with which ranks detect the end of others, or −1 for
+    threads. CommunicationError if the memory is no segment, has another token, or the rank has joined already.
     """
 
     def __init__(self, address: int, size: int, rank: int, token: bytes, fd: int = -1) -> None:
@@ -93,84 +93,84 @@ class Endpoint:
         if not self._comm:
             raise CommunicationError(f"rank {rank} cannot join its communicator: {error.text.decode()}")
         self.rank = rank
-        self.bound: dict[int, BoundPlan] = {}  # by signature
-        self._handling = c.c_uint64(0)  # the thread that runs signal handlers in the middle of a call
+        self.bound: dict[int, BoundPlan] = {}  # By signature.
+        self._handling = c.c_uint64(0)  # The thread that runs signal handlers during a call.
         self._library.blink_set_python(self._comm, c.byref(native.python_functions(self._handling)))
 
     @property
     def handle(self) -> int:
-        """The native communicator; CommunicationError if it is closed, or in a signal handler amid a call on it."""
+        """The native communicator; CommunicationError if it is closed, or in a signal handler during a call on it."""
         if self._comm is None:
             raise CommunicationError(f"rank {self.rank}'s communicator is closed")
         if self._handling.value == threading.get_ident():
             raise CommunicationError(
-                f"rank {self.rank} is in the middle of a call, in which this signal handler runs: it may abort the "
-                "communicator or raise, not use or close it"
+                f"rank {self.rank}: this signal handler runs during a call on the communicator, so it cannot use or "
+                "close it; abort it, or raise an exception"
             )
         return self._comm
 
     def set_heap(self, rank: int, size: int, address: int = 0, fd: int = -1) -> None:
-        """Tells where ``rank``'s shared tensors are: mapped at ``address``, or in the file ``fd``."""
+        """Set the place of ``rank``'s shared tensors: mapped at ``address``, or in the file ``fd``."""
         code = self._library.blink_set_heap(self.handle, rank, address or None, fd, size)
         if code != native.OK:
             raise CommunicationError(f"the {size} bytes of rank {rank}'s shared tensors cannot be mapped (code {code})")
 
     def close(self) -> None:
-        """Leaves; the others are told. All :class:`NativeOp` of this endpoint must be closed before."""
+        """Leave, and notify the other ranks. Close every :class:`NativeOp` of this endpoint first."""
         if self._comm is not None:
             self._library.blink_detach(self._comm)
             self._comm = None
 
     def forget(self) -> None:
-        """In a forked child, which has no rank: what it calls finds the communicator closed."""
+        """Mark the communicator closed in a forked child, which is no rank."""
         self._comm = None
 
     def abort(self, why: str) -> None:
-        """Ends the communicator for all ranks: their calls raise CommunicationError with ``why``."""
+        """End the communicator for all ranks: their calls raise CommunicationError with ``why``."""
         if self._comm is not None:
             self._library.blink_abort(self._comm, why.encode()[:250])
 
     def report_lost(self, rank: int) -> None:
-        """Says to all ranks that the process of ``rank`` has ended, unless another failure came first."""
+        """Report to all ranks that the process of ``rank`` has ended, unless another failure came first."""
         self._library.blink_report_lost(self.handle, rank)
 
     def count_from_here(self) -> None:
-        """The calls until now were not the user's: what people are shown counts from here."""
+        """Restart the count of calls in messages, because earlier calls were not the user's."""
         self._library.blink_count_from_here(self.handle)
 
     def share_core(self, long_waits: bool) -> None:
-        """Other threads want this rank's core: waits yield it soon, and ``long_waits`` sleep soon."""
+        """Make waits yield the core early, because other threads need it; with ``long_waits`` they also sleep early."""
         self._library.blink_share_core(self.handle, long_waits)
 
     def can_cross(self) -> bool:
-        """Whether this rank may copy from every other rank's own memory; to be asked when all have joined."""
+        """True if this rank may copy from every other rank's private memory; valid after all have joined."""
         return bool(self._library.blink_can_cross(self.handle))
 
     def stats(self) -> dict[str, int]:
-        """What this rank has done so far: see ``blink_stats`` in host.h."""
+        """This rank's counters: ``blink_stats`` in host.h."""
         stats = native.Stats()
         self._library.blink_get_stats(self.handle, c.byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in native.Stats._fields_}
 
     def record(self, events: int, least_bytes: int = 0) -> None:
-        """Keeps this rank's last ``events`` events from now on (0: none); what was kept is gone. Only between calls.
+        """Record this rank's last ``events`` events from now on (0: none), and drop older ones. Only between calls.
 
-        Of roles with chunks below ``least_bytes`` no executions are kept, since each takes some 50 ns.
+        Executions of roles with chunks below ``least_bytes`` are not recorded, as an event costs some 50 ns.
         """
         code = self._library.blink_record(self.handle, events, least_bytes)
         if code == native.INVALID:
-            raise UsageError(f"a recorder keeps 0 to {native.MOST_EVENTS:,} events, got {events:,}")
+            raise UsageError(f"recorder: expected 0 to {native.MOST_EVENTS:,} events, got {events:,}")
         if code:
-            raise UnsupportedError(f"there is no memory for {events:,} events")
+            raise UnsupportedError(f"recorder: no memory for {events:,} events; record fewer")
 
     def recorded(self, events: int) -> tuple[bytes, int]:
-        """The events kept, at most so many, oldest first, as ``blink_event``; and how many before them are gone."""
-        room, dropped = (native.Event * events)(), c.c_uint64(0)
-        found: int = self._library.blink_recorded(self.handle, c.byref(room), events, c.byref(dropped))
-        return bytes(memoryview(room).cast("B")[: found * c.sizeof(native.Event)]), dropped.value
+        """At most ``events`` recorded events, oldest first, as ``blink_event``, and the number of dropped ones."""
+        rows, dropped = (native.Event * events)(), c.c_uint64(0)
+        count: int = self._library.blink_recorded(self.handle, c.byref(rows), events, c.byref(dropped))
+        return bytes(memoryview(rows).cast("B")[: count * c.sizeof(native.Event)]), dropped.value
 
     def failure(self, code: int, describe: str = "") -> BaseException:
-        """The exception for ``code``, which is not 0 and the last that a function returned."""
+        """The exception for ``code``, the last code that a function returned, not 0."""
         if code == native.INTERRUPTED:
             return self._raised()
         error = native.Error()
@@ -178,7 +178,7 @@ class Endpoint:
         return to_exception(error, self.rank, describe)
 
     def _raised(self) -> BaseException:
-        """What a signal handler raised in the middle of the call."""
+        """The exception that a signal handler raised during the call."""
         raised = (c.c_void_p * 3)()
         self._library.blink_take_raised(self.handle, raised)
         try:
@@ -189,18 +189,18 @@ class Endpoint:
 
 
 def statuses(address: int, size: int) -> list[native.RankStatus]:
-    """Every rank of the segment that is mapped at ``address``, as it shows itself there."""
+    """The status of every rank in the segment that is mapped at ``address``."""
     library = native.load()
     ranks: int = library.blink_describe(address, size, None, 0)
     if ranks < 0:
-        raise CommunicationError(f"these {size} bytes are no segment of this version of blink-ccl")
+        raise CommunicationError(f"expected a segment of this version of blink-ccl, got {size} other bytes")
     rows = (native.RankStatus * ranks)()
     library.blink_describe(address, size, c.byref(rows), ranks)
     return list(rows)
 
 
 def failure_of(address: int, size: int) -> BlinkError | None:
-    """What ended the communicator of the segment that is mapped at ``address``; None: nothing has."""
+    """The error that ended the communicator of the segment mapped at ``address``; None if it has not ended."""
     error = native.Error()
     if native.load().blink_describe_failure(address, size, c.byref(error)) != 1:
         return None
@@ -208,29 +208,31 @@ def failure_of(address: int, size: int) -> BlinkError | None:
 
 
 def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkError:
-    """The one table from native codes to our errors. ``describe`` names the call, where it is known.
+    """The error of a native code. ``describe`` names the call, if known.
 
-    Where another call than this one failed, that one is named. A call on a group that has ended before, as an earlier
-    call of this rank has said, waited for nothing: no DeadlineError.
+    If another call failed, the message names that call. A call on a group whose end was reported to this rank before
+    raises no DeadlineError, as it waited for nothing.
     """
     if error.code == native.REFUSED:
-        return UsageError(f"{describe}: {error.text.decode(errors='replace')}; it was not begun, and the group goes on")
+        return UsageError(
+            f"{describe}: {error.text.decode(errors='replace')}; the call did not start, and the group is still usable"
+        )
     if error.heard:
         return _after_failure(error, rank, describe)
     if error.earlier:
         describe = str(CollectiveCall.from_number(error.what[0], error.count[0])) if error.what[0] else ""
     where = f"call {error.sequence}" + (f" ({describe})" if describe else "")
-    if not error.sequence:  # a message before the first call, or a group that is being made
-        where = "the time before the first call" if error.earlier else describe or "the making of the group"
-    found = "" if error.rank == rank else f" (found by rank {error.rank})"
+    if not error.sequence:  # A message before the first call, or the creation of the group.
+        where = "the time before the first call" if error.earlier else describe or "the creation of the group"
+    detector = "" if error.rank == rank else f" (detected by rank {error.rank})"
     if error.code == native.DEADLINE:
         return DeadlineError(
-            f"{where}: rank {error.rank} waited {error.seconds_us / 1e6:.1f} s {awaited(error)}; is a rank stuck, "
-            "or the deadline (BLINK_TIMEOUT) too short?"
+            f"{where}: rank {error.rank} waited {error.seconds_us / 1e6:.1f} s {awaited(error)}; a rank is stuck, or "
+            "the timeout (BLINK_TIMEOUT) is too short"
         )
     if error.code == native.PEER_LOST:
-        what = "it closed its communicator" if error.left else "its process ended"
-        return PeerLostError(error.peer, f"{what} during {where}{found}")
+        end = "it closed its communicator" if error.left else "its process ended"
+        return PeerLostError(error.peer, f"{end} during {where}{detector}")
     if error.code == native.MISMATCH:
         sides = [
             f"rank {r} calls {CollectiveCall.from_number(w, n)}"
@@ -242,41 +244,41 @@ def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkErr
         )
     if error.code == native.ABORTED:
         return CommunicationError(
-            f"{where}: the communicator was aborted: {error.text.decode(errors='replace')}{found}"
+            f"{where}: the communicator was aborted: {error.text.decode(errors='replace')}{detector}"
         )
     return CommunicationError(f"{where}: native code {error.code}: {error.text.decode(errors='replace')}")
 
 
 def _after_failure(error: native.Error, rank: int, describe: str) -> BlinkError:
-    """The error of a call on a group that an earlier call has said to have ended."""
+    """The error of a call on a group whose end an earlier call reported."""
     error.heard, error.earlier = 0, 1
     first = to_exception(error, rank)
     if isinstance(first, PeerLostError):
         return PeerLostError(first.rank, first.message)
-    text = f"{describe}: the group has ended before: {first}"
+    text = f"{describe}: the group had ended already: {first}"
     return PlanMismatchError(text) if isinstance(first, PlanMismatchError) else CommunicationError(text)
 
 
 def awaited(error: native.Error | native.RankStatus) -> str:
-    """What a rank waits for, or waited for: which chunk of which channel, or which call, from whom."""
+    """The chunk and channel, or the call, and the peer that a rank waits for."""
     role = f"{STAGES[error.stage] if 0 <= error.stage < len(STAGES) else 'a stage'} of share {error.share}"
     match native.WAITS[error.waits]:
         case "message":
             return f"for chunk {error.chunk} of channel {error.channel} from rank {error.peer} ({role})"
         case "slot":
             chunk = f"chunk {error.chunk} of channel {error.channel}"
-            return f"for rank {error.peer} to take what was sent before, so that {chunk} can be sent ({role})"
+            return f"for rank {error.peer} to read earlier messages, before it can send {chunk} ({role})"
         case "reader":
             return f"for rank {error.peer} to finish reading its buffer"
         case "stream":
-            whom = f"from or to rank {error.peer}" if error.peer >= 0 else "from any rank"
-            return f"for a message with tag {error.chunk} {whom}"
+            peer = f"from or to rank {error.peer}" if error.peer >= 0 else "from any rank"
+            return f"for a message with tag {error.chunk} {peer}"
         case _:
             return f"for rank {error.peer} to make the same call"
 
 
 class _NativePlan:
-    """A plan as the native library holds it, which has checked it."""
+    """A plan that the native library has read and checked."""
 
     def __init__(self, plan: HostPlan) -> None:
         library, error = native.load(), native.Error()
@@ -291,18 +293,18 @@ _reading = threading.Lock()
 
 
 def _native_plan(plan: HostPlan) -> _NativePlan:
-    """The same one for as long as ``plan`` lives."""
+    """The native form of ``plan``, cached for as long as ``plan`` lives."""
     with _reading:
-        found = _native_plans.get(plan)
-        if found is None:
-            found = _native_plans[plan] = _NativePlan(plan)
-        return found
+        native_plan = _native_plans.get(plan)
+        if native_plan is None:
+            native_plan = _native_plans[plan] = _NativePlan(plan)
+        return native_plan
 
 
 class NativeOp:
-    """A plan bound to ``call``, of one rank; all ranks must be able to ``cross_memory``, and say the same.
+    """One rank's plan, bound to ``call``. ``cross_memory`` must be possible on all ranks, and equal on all.
 
-    An UnsupportedError if the segment has no room for it, however small the chunks; a UsageError for no chunks.
+    UnsupportedError if it does not fit into the segment with chunks of any size; UsageError for ``chunk_bytes`` < 1.
     """
 
     def __init__(
@@ -330,7 +332,7 @@ class NativeOp:
         endpoint.bound[signature] = BoundPlan(plan, call, cross_memory)
         while len(endpoint.bound) > _MOST_BOUND:
             endpoint.bound.pop(next(iter(endpoint.bound)), None)
-        # Also what nobody closes goes with its last user: a call that was forgotten may still be under way.
+        # An operation that is not closed is destroyed with its last reference, since its call may still be running.
         self._destroy = weakref.finalize(self, self._library.blink_op_destroy, self._op)
         self._destroy.atexit = False
 
@@ -342,18 +344,18 @@ class NativeOp:
         return self._op
 
     def add_variant(self, other: NativeOp) -> None:
-        """Takes ``other``, which does the same otherwise, over: the group measures both, and runs the faster one.
+        """Take over ``other``, another execution of the same call: the group times both, and runs the faster one.
 
-        All ranks add the same in the same order, before they run it.
+        All ranks must add the same variants in the same order before the first run.
         """
         code = self._library.blink_op_add_variant(self.handle, other.handle)
         if code:
-            raise UnsupportedError(f"{self.call}: there are too many variants")
+            raise UnsupportedError(f"{self.call}: too many variants")
         other._destroy.detach()
         other._op = None
 
     def run(self, send: int | None, receive: int | None, timeout_us: int, scale: float | None = None) -> None:
-        """Runs it on raw addresses, without the GIL; after a CommunicationError the communicator is of no use."""
+        """Run on raw addresses, without the GIL; after a CommunicationError the communicator cannot be used."""
         code = self._library.blink_op_run(
             self.handle, send, receive, scale is not None, 1.0 if scale is None else scale, timeout_us
         )
@@ -361,18 +363,18 @@ class NativeOp:
             raise self.endpoint.failure(code, str(self.call))
 
     def start(self, send: int | None, receive: int | None, timeout_us: int) -> None:
-        """Begins it, to go on by :meth:`step`; no other call on the communicator until it has ended."""
+        """Start, to be continued by :meth:`step`; allow no other call on the communicator until the end."""
         self._check(self._library.blink_op_start(self.handle, send, receive, timeout_us))
 
     def step(self) -> bool:
-        """Goes on as far as no other rank has to be waited for: whether it has ended; errors as of :meth:`run`."""
+        """Continue until the next wait for another rank; True if the call has ended. Errors as in :meth:`run`."""
         code: int = self._library.blink_op_step(self._op)
         if code != native.AGAIN:
             self._check(code)
         return code != native.AGAIN
 
     def finish(self) -> None:
-        """Goes on to its end."""
+        """Continue to the end of the call."""
         self._check(self._library.blink_op_finish(self._op))
 
     def _check(self, code: int) -> None:
@@ -388,7 +390,7 @@ class NativeOp:
         timeout_us: int,
         with_barrier: bool = False,
     ) -> NDArray[np.float64]:
-        """Runs it ``iterations`` times, each after a barrier, in a loop in C; seconds of each."""
+        """Run ``iterations`` times in a loop in C, each after a barrier; seconds of each run."""
         seconds = np.zeros(iterations)
         code = self._library.blink_op_time(
             self.handle,
@@ -405,17 +407,17 @@ class NativeOp:
         return seconds
 
     def close(self) -> None:
-        """Gives the native memory back."""
+        """Free the native memory."""
         self._op = None
         self._destroy()
 
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """How messages of :func:`run` go.
+    """Options of :func:`run`.
 
-    ``shared`` keeps the buffers in the ranks' heaps, so that messages are read and written where they lie; with
-    ``cross_memory`` they are read in private buffers by the system. ``stats`` gets every rank's counters appended.
+    ``shared``: put the buffers into the ranks' shared heaps, where messages are read and written directly.
+    ``cross_memory``: read messages in private buffers by system calls. Every rank's counters are appended to ``stats``.
     """
 
     shared: bool = False
@@ -434,9 +436,9 @@ def run(
     scales: Sequence[float] | None = None,
     options: HostOptions | None = None,
 ) -> list[Array | None]:
-    """Runs a collective once, all ranks in this process; see :class:`blinkccl.engines.registry.RunProgram`.
+    """Run a collective once, with all ranks in this process; see :class:`blinkccl.engines.registry.RunProgram`.
 
-    The same bits as the reference engine. Cost: mapping a segment and a thread per rank, besides the run.
+    The result has the bits of the reference engine. Cost beside the run: mapping a segment, and a thread per rank.
     """
     ways = options or HostOptions()
     values = Arithmetic.of(program.collective, call, scales)
@@ -458,7 +460,7 @@ def run(
 
 
 def _go(ops: Sequence[NativeOp], buffers: RankBuffers, timeout_us: int, factors: tuple[Scale, ...] | None) -> None:
-    """All ranks at once, a thread each; the first error ends all of them."""
+    """Run all ranks concurrently, a thread each; the first error ends all of them."""
     scales = [None] * len(ops) if factors is None else [native_scale(factor) for factor in factors]
     calls = zip(ops, map(_address, buffers.inputs), map(_address, buffers.outputs), scales, strict=True)
     with ThreadPoolExecutor(len(ops), "blink-host-rank") as pool:
@@ -466,17 +468,17 @@ def _go(ops: Sequence[NativeOp], buffers: RankBuffers, timeout_us: int, factors:
         try:
             for future in futures:
                 future.result()
-        except BaseException:  # where it is the caller who was interrupted, the ranks must not go on waiting
+        except BaseException:  # If the caller was interrupted, the ranks must stop waiting.
             ops[0].endpoint.abort("it was interrupted")
             raise
 
 
 def native_scale(factor: Scale) -> float:
-    """A scalar as the native library takes it; an UnsupportedError for an integer that no double holds exactly."""
+    """A scalar as a double for the native library; UnsupportedError for an integer that no double holds exactly."""
     value = float(factor)
-    if isinstance(factor, np.integer) and int(value) != int(factor):  # NumPy would compare them as doubles
+    if isinstance(factor, np.integer) and int(value) != int(factor):  # NumPy would compare them as doubles.
         raise UnsupportedError(
-            f"the host engine takes integer scales up to 2^53, got {factor}; use the engine reference"
+            f"scales: expected integers up to 2^53 for the host engine, got {factor}; use the engine reference"
         )
     return value
 
@@ -487,7 +489,7 @@ def _address(array: Array | None) -> int | None:
 
 @contextmanager
 def local_endpoints(ranks: int, area: Area, heap: mmap.mmap | None = None) -> Iterator[list[Endpoint]]:
-    """A segment in this process's own memory, with an endpoint per rank; ``heap`` is every rank's."""
+    """A segment in private memory of this process, with an endpoint per rank; ``heap`` is shared by all ranks."""
     shape, token = shape_of(ranks, area), secrets.token_bytes(16)
     size = segment_bytes(shape)
     memory = mmap.mmap(-1, size)
@@ -513,7 +515,7 @@ def local_endpoints(ranks: int, area: Area, heap: mmap.mmap | None = None) -> It
 
 @dataclass
 class _Mapped:
-    """A mapping's address, which ctypes gives only for as long as it exports the buffer."""
+    """The address of a mapping; ctypes gives it only while it exports the buffer."""
 
     memory: mmap.mmap
 
@@ -522,12 +524,12 @@ class _Mapped:
         self.address = c.addressof(self._view)
 
     def release(self) -> None:
-        """Lets the mapping be closed."""
+        """Release the buffer, so that the mapping can be closed."""
         self._view = None
 
 
 def _in_heap(heap: mmap.mmap) -> Zeros:
-    """Makes arrays one after the other in ``heap``, each on pages of its own."""
+    """An allocator of consecutive arrays in ``heap``, each on its own pages."""
     place = 0
 
     def zeros(elements: int, dtype: np.dtype[Any]) -> Array:
@@ -540,7 +542,7 @@ def _in_heap(heap: mmap.mmap) -> Zeros:
 
 
 def _heap_bytes(collective: Collective, block_bytes: int) -> int:
-    """Enough for every rank's buffers, each on pages of its own."""
+    """Bytes for all ranks' buffers, each on its own pages."""
     ranks = range(collective.world_size)
     blocks = sum(collective.input_blocks(rank) + collective.output_blocks(rank) for rank in ranks)
     return blocks * block_bytes + (2 * collective.world_size + 1) * mmap.PAGESIZE

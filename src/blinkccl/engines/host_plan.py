@@ -1,33 +1,33 @@
-"""A Program as tables for the native library: where its messages lie, which is all that the host engine decides.
+"""The layout of a Program for the native library: tables with the places of its messages.
 
-Pure: no library, no memory. Every rank computes the same layout from the same agreed numbers, and passes its own rows
-on (``native/include/blink/host.h`` says what a row means). The Program is executed, not replaced:
+The layout uses no library and no memory. Every rank computes the same layout from the same agreed numbers, and passes
+its own rows to the library (``native/include/blink/host.h`` defines the rows). The Program is executed unchanged; the
+host engine only decides the places of messages:
 
 - **One copy for all readers.** A role that sends one value into several queues writes it once, into a *ring* that all
-  these receivers read. Senders of the same own input, one after another in the body, are one actor.
-- **Direct read.** A message that is the sender's own input, or the value that it keeps, lies in the sender's buffer
-  already. Where that buffer is in shared memory, readers take it from there.
-- **Reply in place.** A reply reuses the slot of the message it answers, where a message goes back to the rank whose
-  message went into it and to nobody else: the lines are at hand, and cross between caches three times instead of four.
-  Two ranks' AllReduce gains a quarter.
-- **Direct write.** A combined value whose receiver only keeps it is written straight into the receiver's output, where
-  that is in shared memory.
-- **One copy by the system.** Where a call allows it, what could be read in shared memory is read in private memory too,
-  by a cross-memory copy; the same proofs hold.
-- **Staged messages stay staged.** What the Program stores in a memory on its way, or takes through a relay, lies in a
-  ring, never in a buffer of either end, and a relay's copy is made (:mod:`blinkccl.engines.relays`).
-- **Split transfer.** Where one rank gives and one takes, and both buffers can be reached, the taker takes every other
-  chunk and is given the rest, so that both work.
+  receivers read. Consecutive senders of the same own input are one actor.
+- **Direct read.** A message that is the sender's input, or a value that it keeps, is already in the sender's buffer. If
+  that buffer is in shared memory, receivers read it there.
+- **Reply in place.** A reply that goes only to the sender of the message which it answers reuses that message's slot.
+  Its cache lines are local, and cross between caches three times instead of four. An AllReduce of two ranks is a
+  quarter faster.
+- **Direct write.** A reduced value that its receiver only keeps is written directly into the receiver's output, if that
+  is in shared memory.
+- **One copy by the system.** If a call allows cross-memory copies, they read messages in private memory under the same
+  conditions as direct reads in shared memory; the same proofs hold.
+- **Staged messages stay staged.** A message that the Program stages in a memory, or sends through a relay, lies in a
+  ring and never in a buffer of its ends, and the copy of a relay is made (:mod:`blinkccl.engines.relays`).
+- **Split transfer.** If one rank sends and one receives, and both buffers can be reached, the receiver reads every
+  other chunk and the sender writes the rest, so both work.
 
-Messages that are read or written directly must not meet the memory of another one in place; :class:`HostPlan` proves
-from the Program's data arcs that they do not, and otherwise forbids them in place.
+In place, a message that is read or written directly must not share memory with another one. :class:`HostPlan` proves
+this from the Program's data arcs, and otherwise forbids direct access in place.
 
-An actor announces its value in all its rings at once, where the grammar fills one queue after the other: the first may
-have the new value while the last still waits for a slot. So rings of actors that send into several queues have one slot
-more than their channel says. Then no value is held back longer than the grammar allows: whoever executes an actor has
-put the value before into all of its queues. A ring whose messages are answered has as many slots as its rank works
-ahead of the answers, and one more: when the rank comes to fill a slot again it has, by its own program order, taken the
-answer out.
+The Program's rules fill one queue after another: the first may have a new value while the last waits for a slot. An
+actor announces its value in all its rings at once. Rings of actors with several queues therefore have one slot more
+than their channel, so no value waits longer than by these rules: an actor that runs has put its previous value into all
+its queues. A ring with answered messages has one slot more than the number of messages that its rank sends ahead of the
+answers: when the rank fills a slot again, it has, in its program order, read the answer from it.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ NOWHERE, PAYLOAD_BYTES, BLOCK_BYTES = (
 )
 _PLAN_HEADER = _HEADER.structs["blink_plan_header"].names
 _COLLECTIVE_CODES = header("types.h").numbers("blink_collective")
-#: What the native library multiplies sizes by.
+#: Largest denominator of a share for the native library.
 _FINEST = 1 << 61
 _READ_NONE, _READ_INPUT, _READ_OUTPUT = (
     _HEADER.constants[f"BLINK_READ_{where}"] for where in ("NONE", "INPUT", "OUTPUT")
 )
-#: Channel.protocol of small messages that carry their flags inside.
+#: Channel.protocol of small messages with inline flags.
 INLINE = "ll"
 _STAGES = {"reduce": 0, "root": 1, "broadcast": 2, "relay": 3}
 STAGES = tuple(_STAGES)
@@ -68,7 +68,7 @@ STAGES = tuple(_STAGES)
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """What a segment has for a rank and bank: control lines, bytes for rings, bytes for small messages."""
+    """A segment's sizes per rank and bank: control lines, bytes of rings, bytes of small messages."""
 
     lines: int = 2048
     staging_bytes: int = 8 << 20
@@ -77,7 +77,7 @@ class Area:
 
 @dataclass(slots=True, eq=False)
 class _HostActor:
-    """A role, or several senders of the same own input that are executed as one."""
+    """A role, or several senders of the same own input, executed as one."""
 
     index: int
     role: Role
@@ -96,11 +96,11 @@ class _Ring:
     senders: list[_HostActor]
     readers: list[tuple[int, int]]  # (queue, acknowledgement line)
     exclusive: bool
-    answers: _Ring | None = None  # whose slots these replies reuse
+    answers: _Ring | None = None  # The ring whose slots these replies reuse.
 
 
 class HostPlan:
-    """A Program laid out for the host engine, for any size; UnsupportedError if a segment has too few control lines."""
+    """The layout of a Program for the host engine, for any size; UnsupportedError if control lines are too few."""
 
     def __init__(self, program: Program, area: Area | None = None) -> None:
         check_roles(program, relays=True)
@@ -130,27 +130,27 @@ class HostPlan:
             ring.index = place
         self._check_lines()
         takers = {actor.role.rank for queue in self._receiver.values() for actor in queue}
-        # One gives and one takes: through a ring both work, the one a chunk ahead; directly, one would do it all.
+        # With one sender and one receiver, both work on a ring, one chunk apart; direct access would leave one idle.
         self._one_way = len({ring.rank for ring in self.rings}) == len(takers) == 1
         self._reach = self._reachable()
         self._of_rank: list[list[_HostActor]] = [[] for _ in program.ranks]
         for actor in self.actors:
             self._of_rank[actor.role.rank].append(actor)
-        self._own = [sum(1 << actor.index for actor in actors) for actors in self._of_rank]  # bit sets
+        self._own = [sum(1 << actor.index for actor in actors) for actors in self._of_rank]  # Bit sets.
 
     @cached_property
     def digest(self) -> int:
-        """63 bits that differ for programs that differ."""
+        """A hash of the program, in 63 bits."""
         return int.from_bytes(hashlib.sha256(to_json(self.program).encode()).digest()[:8], "big") >> 1
 
     def role(self, rank: int, row: int) -> Role:
-        """What stands in this row of the rank's roles; it may send into the queues of several of the Program's."""
+        """The role in this row of the rank; it may send into the queues of several roles of the Program."""
         return self._of_rank[rank][row].role
 
     # ---- the size-free layout
 
     def _merge(self) -> list[_HostActor]:
-        """The roles, in order; senders of the same own input in a row become one."""
+        """The actors in order: the roles, with consecutive senders of the same own input merged."""
         actors: list[_HostActor] = []
         last: dict[int, _HostActor] = {}
         for role in relays_at_ranks(self.program).roles:
@@ -165,7 +165,7 @@ class HostPlan:
         return actors
 
     def _exclusive(self, queue: int) -> bool:
-        """Whether one actor sends into the queue and one takes from it, chunk by chunk of the same slice."""
+        """True if one actor sends into the queue and one receives from it, in the chunks of one slice."""
         senders, receivers = self._sender[queue], self._receiver[queue]
         return (
             len(senders) == len(receivers) == 1
@@ -178,9 +178,9 @@ class HostPlan:
         for actor in self.actors:
             shared = [queue for queue in actor.role.sends if self._exclusive(queue)]
             for stored in (False, True):
-                alike = [queue for queue in shared if (queue in self._stored) == stored]
-                if alike:
-                    self._add_ring(actor, alike, lines, exclusive=True)
+                queues = [queue for queue in shared if (queue in self._stored) == stored]
+                if queues:
+                    self._add_ring(actor, queues, lines, exclusive=True)
             for queue in actor.role.sends:
                 if queue in self._ring_of:
                     ring = self._ring_of[queue][0]
@@ -233,14 +233,14 @@ class HostPlan:
         worst = max(used.values(), default=0)
         if worst > self.area.lines:
             raise UnsupportedError(
-                f"the program needs {worst} control lines on one rank, a segment has {self.area.lines}: "
+                f"the program needs {worst} control lines on one rank, and a segment has {self.area.lines}: "
                 "use a plan with fewer trees or channels"
             )
 
-    # ---- who has certainly finished when?
+    # ---- proofs of order
 
     def _reachable(self) -> list[int]:
-        """Per actor, a bit set of the actors that wait for it, chunk by chunk, itself included."""
+        """A bit set per actor of the actors that wait for it, chunk by chunk, including itself."""
         after: list[list[int]] = [[] for _ in self.actors]
         for ring in self.rings:
             if ring.exclusive:
@@ -268,11 +268,11 @@ class HostPlan:
         return bool(self._reach[first.index] >> then.index & 1)
 
     def _is_free(self, ring: _Ring) -> bool:
-        """Whether its messages may lie elsewhere than in slots of its own."""
+        """True if its messages need no slots of their own."""
         return ring.exclusive and not any(queue in self._stored for queue in ring.queues)
 
     def _direct_read(self, ring: _Ring) -> int:
-        """Where in the sender's own buffers the ring's messages lie anyway, to be read there."""
+        """The sender's buffer in which receivers can read the ring's messages, or _READ_NONE."""
         role = ring.senders[0].role
         if not self._is_free(ring) or self.inline or (self._one_way and not self._splits(ring)):
             return _READ_NONE
@@ -281,19 +281,19 @@ class HostPlan:
         return _READ_OUTPUT if role.keeps else _READ_NONE
 
     def _direct_write(self, ring: _Ring, queue: int) -> bool:
-        """Whether the sender may write the message where its receiver keeps it: a combined value, or half of all."""
+        """True if the sender may write the message into the receiver's output: a reduced value, or a split transfer."""
         if not self._is_free(ring) or self.inline or not self._is_leaf(queue):
             return False
         sender = ring.senders[0].role
         return bool(sender.receives and sender.contributes) or self._splits(ring)
 
     def _is_leaf(self, queue: int) -> bool:
-        """Whether who receives from the queue only keeps it."""
+        """True if the receiver of the queue only keeps its messages."""
         leaf = self._receiver[queue][0].role
         return leaf.keeps and not leaf.contributes and not leaf.sends and len(leaf.receives) == 1
 
     def _splits(self, ring: _Ring) -> bool:
-        """Whether it is all that goes on: one rank's own input, for one that only keeps it."""
+        """True for a split transfer: one rank's own input, sent to one receiver that only keeps it."""
         role = ring.senders[0].role
         return (
             self._one_way
@@ -310,7 +310,7 @@ class HostPlan:
 
     @cached_property
     def _lent(self) -> dict[tuple[int, int], list[tuple[_HostActor, _HostActor]]]:
-        """Per rank and slice that is read in the rank's own input: who sends it, and who reads it."""
+        """Senders and readers by rank and slice, for slices that are read in the rank's own input."""
         lent: dict[tuple[int, int], list[tuple[_HostActor, _HostActor]]] = defaultdict(list)
         for ring in self.rings:
             if self._direct_read(ring) == _READ_INPUT:
@@ -320,7 +320,7 @@ class HostPlan:
 
     @cached_property
     def _writers(self) -> dict[int, list[_HostActor]]:
-        """Per rank, who writes directly into its output."""
+        """The actors that write directly into a rank's output, by rank."""
         writers: dict[int, list[_HostActor]] = defaultdict(list)
         for ring in self.rings:
             for queue in ring.queues:
@@ -329,7 +329,7 @@ class HostPlan:
         return writers
 
     def _direct_read_in_place(self, rank: int) -> bool:
-        """No slice is kept at ``rank`` before all who read it there as input have done so."""
+        """True if every direct reader of a slice of ``rank``'s input has read it before ``rank`` keeps that slice."""
         return all(
             sender is keeper or self._precedes(reader, keeper)
             for keeper in self._of_rank[rank]
@@ -338,7 +338,7 @@ class HostPlan:
         )
 
     def _direct_write_in_place(self, rank: int) -> bool:
-        """No slice is written into ``rank``'s output before all who read it there as input have done so."""
+        """True if every reader of a slice of ``rank``'s input has read it before another rank writes that slice."""
         for writer in self._writers.get(rank, ()):
             part = writer.role.slice
             before = [actor for actor in self._of_rank[rank] if actor.role.contributes and actor.role.slice == part]
@@ -348,19 +348,19 @@ class HostPlan:
         return True
 
     def _drains(self, ring: _Ring) -> bool:
-        """Whether only acknowledgements can tell that all readers have finished."""
+        """True if only acknowledgements prove that all readers have finished."""
         return any(not self._reach[reader.index] & self._own[ring.rank] for reader in self._readers(ring))
 
-    # ---- as numbers
+    # ---- tables
 
     @cached_property
     def rows(self) -> bytes:
-        """All of it as the native library reads it, which binds it to sizes: ``blink_plan_header`` and its tables.
+        """The layout for the native library: ``blink_plan_header`` and its tables.
 
-        UnsupportedError for small messages in a queue that several roles share.
+        UnsupportedError for inline flags in a queue that several roles share.
         """
         if self.inline and not all(ring.exclusive for ring in self.rings):
-            raise UnsupportedError(f"protocol {INLINE!r} carries one message per queue; here several roles share one")
+            raise UnsupportedError(f"protocol {INLINE!r} needs one sender per queue, and several roles share a queue")
         numbers = {block: number for number, block in enumerate(self._placements)}
         tables = {
             "slice": [
@@ -388,7 +388,7 @@ class HostPlan:
         return self._with_header([part.view(np.int64) for part in parts])
 
     def _add_roles(self, tables: dict[str, list[dict[str, int]]], first_reader: list[int]) -> list[int]:
-        """Adds the rows of ranks, roles and receives; the rings that roles send into, in the order of roles."""
+        """Add the rows of ranks, roles and receives; return the rings of all sends, in the order of roles."""
         tables |= {"rank": [], "role": [], "receive": []}
         sends: list[int] = []
         first_ring, of_rank = 0, Counter(ring.rank for ring in self.rings)
@@ -469,7 +469,7 @@ class HostPlan:
         return {"rank": role.rank, "ack_line": line, "write_block": write}
 
     def _role_row(self, role: Role) -> dict[str, int]:
-        """The numbers of a role but for its messages."""
+        """The fields of a role, without those of its messages."""
         return {
             "slice": role.slice,
             "offset": role.offset,
@@ -493,7 +493,7 @@ class HostPlan:
 
 
 def checksum(words: NDArray[np.int64]) -> int:
-    """The sum that plans and bundles carry of their words; ``native/src/plan.cpp`` makes the same."""
+    """The checksum of the words of plans and bundles; ``native/src/plan.cpp`` has the same function."""
     places = np.arange(1, len(words) + 1, dtype=np.uint64)
     mixed = words.view(np.uint64) + places * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ mixed >> np.uint64(32)) * np.uint64(0xD6E8FEB86659FD93)
@@ -501,14 +501,14 @@ def checksum(words: NDArray[np.int64]) -> int:
 
 
 def _share(name: str, share: Fraction) -> dict[str, int]:
-    """A fraction in two numbers; one that is finer than 2^-61 is rounded down, alike in all slices that meet there."""
+    """A fraction as two fields; below 2^-61 it is rounded down, equally for slices with this common boundary."""
     if share.denominator > _FINEST:
         share = Fraction(share.numerator * _FINEST // share.denominator, _FINEST)
     return {name: share.numerator, f"{name}_parts": share.denominator}
 
 
 def _same_source(first: Role, then: Role) -> bool:
-    """Whether both only send their rank's own input of one slice, in one tick, and not into one queue."""
+    """True if both roles only send their rank's own input of one slice, in one tick, into different queues."""
     return (
         all(role.contributes and not role.receives for role in (first, then))
         and (first.slice, first.offset, first.channel, first.completes)
@@ -518,6 +518,6 @@ def _same_source(first: Role, then: Role) -> bool:
 
 
 def _table(struct: str, rows: list[dict[str, int]]) -> NDArray[np.void]:
-    """The rows of a struct of int64s, in its order; a row has all its members."""
+    """The rows of a struct of int64s as an array; a row must have all members."""
     names = _HEADER.structs[struct].names
     return np.array([tuple(row[name] for name in names) for row in rows], [(name, np.int64) for name in names])

@@ -1,4 +1,4 @@
-"""The host engine's native library: where it is, and what ``native/include/blink/host.h`` declares of it."""
+"""The host engine's native library: its file, and the declarations of ``native/include/blink/host.h``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blinkccl.native import absent, find_library, open_library
 from blinkccl.native.headers import header
 
 LIBRARY = "libblink_host.so"
-#: Names another library file; for people who work on it.
+#: Variable that names another library file, for development.
 OVERRIDE = "BLINK_HOST_LIBRARY"
 
 HEADER = header("host.h")
@@ -21,7 +21,7 @@ ABORTED, INVALID, SYSTEM, INTERRUPTED = (_CODES[name] for name in ("aborted", "i
 UNSUPPORTED, AGAIN, REFUSED = (_CODES[name] for name in ("unsupported", "again", "refused"))
 CALL, EXECUTION, WAIT = (HEADER.constants[f"BLINK_EVENT_{kind}"] for kind in ("CALL", "EXECUTION", "WAIT"))
 MOST_EVENTS = HEADER.constants["BLINK_MOST_EVENTS"]
-#: What a rank waits for, by number.
+#: Kinds of waits of a rank, by number.
 WAITS = tuple(HEADER.numbers("blink_waits", "BLINK_WAITS_"))
 
 ptr = c.c_void_p
@@ -34,32 +34,32 @@ class Shape(c.Structure):
 
 @HEADER.layout("blink_error")
 class Error(c.Structure):
-    """``blink_error``: why a call failed."""
+    """``blink_error``: the error of a call."""
 
 
 @HEADER.layout("blink_status")
 class RankStatus(c.Structure):
-    """``blink_status``: a rank as the segment shows it."""
+    """``blink_status``: the status of a rank in the segment."""
 
 
 @HEADER.layout("blink_stats")
 class Stats(c.Structure):
-    """``blink_stats``: what a rank has done."""
+    """``blink_stats``: the counters of a rank."""
 
 
 @HEADER.layout("blink_event")
 class Event(c.Structure):
-    """``blink_event``: what a rank did, and when."""
+    """``blink_event``: a recorded event of a rank, with its times."""
 
 
 @HEADER.layout("blink_binding")
 class Binding(c.Structure):
-    """``blink_binding``: what a plan is bound to."""
+    """``blink_binding``: sizes, type and operation of a bound plan."""
 
 
 @HEADER.layout("blink_python")
 class Python(c.Structure):
-    """``blink_python``: functions of this interpreter."""
+    """``blink_python``: addresses of functions of this interpreter."""
 
 
 def python_functions(handling: c.c_uint64) -> Python:
@@ -72,7 +72,7 @@ def python_functions(handling: c.c_uint64) -> Python:
 def load() -> c.CDLL:
     """The library, opened once; its functions release the GIL.
 
-    An UnsupportedError says why there is none: no Linux with the GNU C library, or another version.
+    UnsupportedError with the reason if it is missing: no Linux with the GNU C library, or another version.
     """
     path = find()
     if path is None:
@@ -81,5 +81,5 @@ def load() -> c.CDLL:
 
 
 def find() -> Path | None:
-    """The library's file: the one that ``BLINK_HOST_LIBRARY`` names, or the one installed with the package."""
+    """The library's file: that of ``BLINK_HOST_LIBRARY``, or the one installed with the package."""
     return find_library(LIBRARY, OVERRIDE)

@@ -1,8 +1,8 @@
-"""What ranks of the host engine recorded, as a timeline: calls, what each consists of, and the waits in between.
+"""Timelines of the host engine's ranks: calls, their executions, and waits.
 
-The native library keeps events as numbers (``blink_event`` in host.h). With the plans that a rank's calls ran they
-become a :class:`Recording`, which goes from process to process as bytes, and then spans: a thread per rank, a call with
-its executions inside, waits inside of these, and an arrow from each message's sending to its taking.
+The native library records events as numbers (``blink_event`` in host.h). Together with the plans of a rank's calls they
+are a :class:`Recording`, which is sent between processes as bytes. A timeline shows it as spans, with a thread per
+rank: calls contain executions, executions contain waits, and an arrow joins the sender and the receiver of a message.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from blinkccl.trace_events import TraceEvents, TracePlace
 
 _EVENT = np.dtype(native.Event)
 _WAITS = {
-    "entry": "wait for rank {} to call",
-    "message": "wait for a message of rank {}",
-    "slot": "wait for rank {} to take what was sent",
-    "reader": "wait for rank {} to have read",
+    "entry": "wait for rank {} to make the call",
+    "message": "wait for a message from rank {}",
+    "slot": "wait for rank {} to read earlier messages",
+    "reader": "wait for rank {} to finish reading",
 }
 
 
 class RecordedOperation(msgspec.Struct, frozen=True):
-    """What calls with one signature ran: the call, and the number of its program among the recording's."""
+    """The operation of calls with one signature: the call, and the index of its program in the recording."""
 
     call: CollectiveCall
     program: int
@@ -41,7 +41,7 @@ class RecordedOperation(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """One rank's events, ``dropped`` of which are gone, the oldest; ``programs`` are JSON; operations by signature."""
+    """One rank's events, without the ``dropped`` oldest; ``programs`` are JSON, ``operations`` are by signature."""
 
     rank: int
     events: bytes
@@ -50,25 +50,25 @@ class Recording(msgspec.Struct, frozen=True):
     operations: dict[int, RecordedOperation]
 
     def rows(self) -> NDArray[Any]:
-        """The events as rows."""
+        """The events as a structured array."""
         return np.frombuffer(self.events, _EVENT)
 
     def plan(self, operation: RecordedOperation) -> HostPlan:
-        """What the operation ran."""
+        """The plan of the operation."""
         return _plan(self.programs[operation.program])
 
 
 def recording_of(endpoint: Endpoint, events: int) -> Recording:
-    """What the endpoint's rank has recorded, at most so many events."""
-    kept, dropped = endpoint.recorded(events)
-    wanted = set(np.frombuffer(kept, _EVENT)["signature"].tolist())
-    found = {signature: bound for signature, bound in endpoint.bound.items() if signature in wanted}
-    plans = list(dict.fromkeys(bound.plan for bound in found.values()))
+    """The recording of the endpoint's rank, with at most ``events`` events."""
+    recorded, dropped = endpoint.recorded(events)
+    signatures = set(np.frombuffer(recorded, _EVENT)["signature"].tolist())
+    bound_plans = {signature: bound for signature, bound in endpoint.bound.items() if signature in signatures}
+    plans = list(dict.fromkeys(bound.plan for bound in bound_plans.values()))
     operations = {
         signature: RecordedOperation(bound.call, plans.index(bound.plan), bound.cross_memory)
-        for signature, bound in found.items()
+        for signature, bound in bound_plans.items()
     }
-    return Recording(endpoint.rank, kept, dropped, tuple(to_json(plan.program) for plan in plans), operations)
+    return Recording(endpoint.rank, recorded, dropped, tuple(to_json(plan.program) for plan in plans), operations)
 
 
 @lru_cache(maxsize=64)
@@ -77,9 +77,9 @@ def _plan(program: str) -> HostPlan:
 
 
 def add_recording(events: TraceEvents, recording: Recording, process: int, from_ns: int, name: str = "") -> None:
-    """Adds a rank's calls to ``process``, on a thread of their own; ``from_ns`` is 0 on the timeline's axis.
+    """Add a rank's calls to ``process``, on a thread of their own; ``from_ns`` is the zero of the timeline.
 
-    Recordings with one ``name`` are of one group: arrows go between them.
+    Arrows join recordings of the same ``name``, which are those of one group.
     """
     if recording.dropped:
         events.leave_out(f"the first {recording.dropped:,} events of rank {recording.rank}")
@@ -89,13 +89,13 @@ def add_recording(events: TraceEvents, recording: Recording, process: int, from_
     for row in rows:
         call = calls.get(int(row["sequence"]))
         if call is None or row["begin_ns"] < call["begin_ns"]:
-            continue  # it has not ended
+            continue  # The call has not ended.
         begin, end = int(row["begin_ns"]) - from_ns, int(row["end_ns"]) - from_ns
         operation = recording.operations.get(int(call["signature"]))
         sequence, chunk = int(row["sequence"]), int(row["chunk"])
         if row["kind"] == native.CALL:
-            how = "" if operation is None or not operation.cross_memory else ", by the system's copies"
-            title = "a call" if operation is None else f"{operation.call}{how}"
+            copies = "" if operation is None or not operation.cross_memory else ", by the system's copies"
+            title = "a call" if operation is None else f"{operation.call}{copies}"
             failed = {"failed": int(row["detail"])} if row["detail"] != native.OK else {}
             events.span(process, thread, title, "call", begin, end, call=sequence, **failed)
         elif row["kind"] == native.WAIT:
@@ -103,8 +103,8 @@ def add_recording(events: TraceEvents, recording: Recording, process: int, from_
             events.span(process, thread, title, "wait", begin, end, chunk=chunk)
         else:
             role = None if operation is None else recording.plan(operation).role(recording.rank, int(row["role"]))
-            what = "execute" if role is None else f"{_verb(role)} share {role.share}"
-            events.span(process, thread, f"{what} chunk {chunk}", "execution", begin, end, bytes=int(row["amount"]))
+            work = "execute" if role is None else f"{_verb(role)} share {role.share}"
+            events.span(process, thread, f"{work} chunk {chunk}", "execution", begin, end, bytes=int(row["amount"]))
             if role is not None:
                 for queue, sends in _messages(role):
                     key = name, sequence, queue, role.slice, chunk
@@ -115,15 +115,15 @@ def add_recording(events: TraceEvents, recording: Recording, process: int, from_
 
 
 def _messages(role: Role) -> Iterator[tuple[int, bool]]:
-    """The queues of an execution, and whether it sends into them."""
+    """The queues of an execution, each with True if it sends and False if it receives."""
     yield from ((queue, True) for queue in role.sends)
     yield from ((queue, False) for queue in role.receives)
 
 
 def _verb(role: Role) -> str:
-    """What an execution of a role does."""
+    """The verb for an execution of a role."""
     if len(role.receives) + role.contributes > 1:
-        return "combine"
+        return "reduce"
     if not role.receives:
-        return "send" if role.sends else "keep"
-    return "pass on" if role.sends else "receive"
+        return "send" if role.sends else "copy"
+    return "forward" if role.sends else "receive"

@@ -1,9 +1,9 @@
-"""The living definition: runs a Program one action at a time, as :mod:`blinkccl.schedule.program` says.
+"""The reference engine: the executable definition of :mod:`blinkccl.schedule.program`, one action at a time.
 
-No threads and no clock: an *executor* runs until it has to wait for a message or a slot, then another goes.
-In which order executors go must not matter, for results nor for liveness (with blocking receives and sends a
-schedule is a Kahn network: one history per queue, whatever the order); ``order`` tries adversarial ones.
-When all executors wait, that is a deadlock, found at once.
+It has no threads: an *executor* runs until it has to wait for a message or a slot, then another runs. Results and
+liveness do not depend on the order of executors: with blocking receives and sends, a schedule is a Kahn network, in
+which every queue has one history. ``order`` tests adversarial orders. If all executors wait, the deadlock is reported
+at once.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ def run(
     deadline_s: float = 60.0,
     order: str | int = "program",
 ) -> list[Array | None]:
-    """Runs a collective once; see :class:`blinkccl.engines.registry.RunProgram`.
+    """Run a collective once; see :class:`blinkccl.engines.registry.RunProgram`.
 
     Parameters
     ----------
     order
-        Which enabled executor goes next. ``"program"``: each rank is an executor, in turn. ``"reverse"``:
-        each channel of each rank is one, the last enabled first. An integer: the same, drawn by this seed
-        after every execution of a role.
+        Choice of the next enabled executor. ``"program"``: each rank is an executor, in turn. ``"reverse"``: each
+        channel of each rank is an executor, the last enabled first. An integer: the same executors, drawn with this
+        seed after every execution of a role.
 
     Raises
     ------
     DeadlineError
-        If all executors wait, at once: who waits for which chunk of which channel, from or to whom. Or if the run
-        takes longer than ``deadline_s``.
+        At once if all executors wait, with the chunk, channel and peer of each; or if the run takes longer than
+        ``deadline_s``.
     ScheduleError
-        As the protocol says; or if messages are left over at the end (lost chunks).
+        If a role is invalid, or if messages are left over at the end (lost chunks).
 
     Notes
     -----
@@ -65,14 +65,14 @@ def run(
     bound = bind(program, call.elements, values.dtype.itemsize, chunk_bytes)
     check_roles(program, relays=True, switches=True)
     machine = _Machine(bound, buffers, values, split=order != "program")
-    with np.errstate(all="ignore"):  # an overflow to inf is a result, not a mishap
+    with np.errstate(all="ignore"):  # An overflow to inf is a valid result.
         machine.go(order, deadline)
     return list(buffers.outputs)
 
 
 @dataclass(slots=True, eq=False)
 class _Queue:
-    """Messages under way; ``waiting`` lists executors to wake when anything here changes."""
+    """Messages in flight; ``waiting`` lists the executors to wake after a change."""
 
     index: int
     slots: int
@@ -90,7 +90,7 @@ class _Step:
     sends: tuple[_Queue, ...]
 
 
-#: What an executor waits for: the queue, its step and the chunk; None if it could go on.
+#: The wait of an executor: the queue, its step and the chunk; None if it can continue.
 _Wait = tuple[_Queue, _Step, int] | None
 
 
@@ -120,7 +120,7 @@ class _Machine:
         self.ready: deque[int] = deque(range(len(self.bodies)))
 
     def go(self, order: str | int, deadline: float) -> None:
-        """Runs all executors to their ends."""
+        """Run all executors to their end."""
         random = Random(order) if isinstance(order, int) else None
         executors = [self._execute(body, pause=random is not None) for body in self.bodies]
         waits: dict[int, tuple[_Queue, _Step, int]] = {}
@@ -133,8 +133,8 @@ class _Machine:
             waits.pop(index, None)
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"rank {self.bodies[index][0].role.rank} is not done at the deadline: one thread runs all ranks "
-                    "here; allow more time, or run fewer bytes"
+                    f"rank {self.bodies[index][0].role.rank} is not done at the timeout: one thread runs all ranks in "
+                    "this engine; allow more time, or run fewer bytes"
                 )
             try:
                 wait = next(executors[index])
@@ -151,7 +151,7 @@ class _Machine:
         self._check_empty()
 
     def _execute(self, body: list[_Step], pause: bool) -> Iterator[_Wait]:
-        """One executor: walks through its steps tick by tick; yields where it has to wait."""
+        """One executor: run its steps in order, and yield at every wait."""
         ready = self.ready
         for place, chunk, span in self.bound.executions([step.role for step in body]):
             step = body[place]
@@ -177,13 +177,13 @@ class _Machine:
     def _describe(self, queue: _Queue, step: _Step, chunk: int) -> str:
         role = step.role
         ends = self.bound.program.queues[queue.index]
-        what = (
+        awaited = (
             f"for chunk {chunk} of channel {role.channel} from rank {ends.src}"
             if queue in step.receives
             else f"to send chunk {chunk} of channel {role.channel} to rank {ends.dst}, which frees none of "
             f"{queue.slots} slot(s)"
         )
-        return f"rank {role.rank} waits {what} ({role.stage} of share {role.share})"
+        return f"rank {role.rank} waits {awaited} ({role.stage} of share {role.share})"
 
     def _check_empty(self) -> None:
         for queue in self.queues:

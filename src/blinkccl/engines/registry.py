@@ -1,4 +1,4 @@
-"""Which engines there are: each runs any Program on real buffers."""
+"""The registry of engines, which run Programs on real buffers."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ Array = NDArray[Any]
 
 
 class RunProgram(Protocol):
-    """Runs a collective once.
+    """Function that runs a collective once.
 
     Parameters
     ----------
     program
-        One that the verifier accepts (:func:`blinkccl.schedule.verifier.verify`); engines do not check it again.
+        A verified program (:func:`blinkccl.schedule.verifier.verify`); engines do not check it again.
     inputs
-        Per rank a one-dimensional array of its input blocks, or None. Not changed.
+        One-dimensional array of the input blocks of every rank, or None. Not changed.
     call
         Elements per block, type and operation; the collective is the program's.
     scales
-        For ``premul_sum`` one number per rank, which its own contributions are multiplied by; else None.
+        For ``premul_sum``, the factor of every rank's contributions; else None.
     chunk_bytes
-        Wanted size of a message.
+        Preferred size of a message.
     in_place
-        Let input and output share memory, as :mod:`blinkccl.engines.buffers` says.
+        Let input and output share memory (:mod:`blinkccl.engines.buffers`).
     deadline_s
-        Seconds for the whole run.
+        Timeout of the whole run, in seconds.
 
     Returns
     -------
     list
-        Per rank the output buffer, or None.
+        The output buffer of every rank, or None.
 
     Raises
     ------
     UsageError
         If program, sizes, buffers and scales do not fit.
     UnsupportedError
-        If operation, type or placement is not served.
+        If the engine lacks the operation, type or placement.
     DeadlineError
-        If the ranks wait for each other, or longer than the deadline.
+        If the ranks deadlock, or the run takes longer than the timeout.
     """
 
     def __call__(
@@ -69,7 +69,7 @@ class RunProgram(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A registry row; ``module`` is imported on first use, so that listing engines costs nothing."""
+    """A registry row; ``module`` is imported on first use, so listing engines costs nothing."""
 
     module: str
     about: str
@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def missing(self) -> str | None:
-        """What this installation or machine lacks for it; None: nothing."""
+        """The requirement that this installation or machine lacks; None if the engine can run."""
         return self.needs()
 
     @property
@@ -96,7 +96,7 @@ def _no_library() -> str | None:
 
 
 def _no_epoll() -> str | None:
-    return None if sys.platform == "linux" else "it waits by Linux's epoll"
+    return None if sys.platform == "linux" else "it needs Linux's epoll"
 
 
 def _no_torch() -> str | None:
@@ -114,11 +114,9 @@ def _no_generated_code() -> str | None:
 
 #: The registry.
 ENGINES: dict[str, Engine] = {
-    "reference": Engine("blinkccl.engines.reference", "NumPy, single-stepped: the definition of what a Program means"),
+    "reference": Engine("blinkccl.engines.reference", "NumPy, step by step: the definition of a Program's meaning"),
     "host": Engine("blinkccl.engines.host", "native code over shared memory, between ranks of one host", _no_library),
-    "sockets": Engine(
-        "blinkccl.engines.sockets", "TCP, a connection per queue: here on the loopback device", _no_epoll
-    ),
+    "sockets": Engine("blinkccl.engines.sockets", "TCP on the loopback device, with a connection per queue", _no_epoll),
     "torch-p2p": Engine(
         "blinkccl.engines.torch_p2p",
         "send and recv of a torch process group (here gloo), a thread per rank",

@@ -1,9 +1,9 @@
-"""Relays on one host: what a vertex outside the job would pass on, a rank's process copies.
+"""Relays on one host: a rank's process makes the copies of a vertex outside the job.
 
-A relay's role runs in the process of the rank that takes what it passes on, as one more stage there: it fetches the
-message from the slot where the sender stored it, and stores it again in a slot of a queue from that rank to itself.
-So the bytes move as often as through the relay's memory, and the slots, executions and order of messages are those of
-the Program. Only who does the work differs, so which work waits for which is proved anew.
+A relay's role runs in the process of the rank that receives its messages, as an additional stage. It reads a message
+from the slot where the sender stored it, and stores it again in a slot of a queue from that rank to itself. The bytes
+are thus copied as often as in the relay's memory, and slots, executions and order of messages are those of the Program.
+Because another process does the work, the absence of deadlock is proved again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from blinkccl.schedule.wiring import connect
 
 
 def relays_at_ranks(program: Program) -> Program:
-    """``program`` with the roles of relays at ranks. The verifier would refuse it for its queues from a rank to itself.
+    """``program`` with its relays' roles at ranks. The verifier would refuse its queues from a rank to itself.
 
-    UnsupportedError if it cannot deadlock with relays of their own, but can with ranks that do their work.
+    UnsupportedError if it can deadlock with ranks that do the relays' work, though not with separate relays.
     """
     if not program.relays:
         return program
@@ -27,7 +27,7 @@ def relays_at_ranks(program: Program) -> Program:
     takers = {queue: role for role in program.roles for queue in role.receives}
 
     def at(role: Role) -> int:
-        for _ in range(len(program.roles)):  # a bound instead of a test: broken programs may hold a cycle
+        for _ in range(len(program.roles)):  # Bounded, because an invalid program may have a cycle.
             if role.rank < ranks or not role.sends or role.sends[0] not in takers:
                 break
             role = takers[role.sends[0]]
@@ -43,5 +43,5 @@ def relays_at_ranks(program: Program) -> Program:
     hosted = replace(program, roles=roles, queues=queues, relays=())
     fault = liveness_fault(hosted, connect(hosted))
     if fault is not None:
-        raise UnsupportedError(f"ranks cannot do the work of relays {list(program.relays)} here: {fault}")
+        raise UnsupportedError(f"the host engine cannot run relays {list(program.relays)} at ranks: {fault}")
     return hosted

@@ -1,8 +1,8 @@
-"""Where a program is executed, and the TCP connections between: what engine ``sockets`` and the laboratory agree on.
+"""Sites of a program and their TCP connections, shared by engine ``sockets`` and the laboratory.
 
-A program's *sites* are the vertices where something is done: its ranks, its relays, and the homes of staged queues. A
-*leg* is the part of a queue from one site to the next; each has a connection of its own, from its sender to its
-receiver, who is told which by its caller's first words.
+A program's *sites* are the vertices with work: its ranks, its relays, and the homes of staged queues. A *leg* is the
+part of a queue from one site to the next. Every leg has a connection from its sender to its receiver, and the first
+message on it names the leg.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blinkccl.errors import CommunicationError, DeadlineError, PlanMismatchError
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import program_hash
 
-#: Says which leg a connection is for: hash of the program, queue and half.
+#: First message of a connection, which names its leg: hash of the program, queue and half.
 _HELLO = struct.Struct("!16sII")
 
 
@@ -38,7 +38,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class Sites:
-    """Where a program's roles and staged queues are, and the legs between."""
+    """The sites of a program's roles and staged queues, and the legs between them."""
 
     program: Program
 
@@ -56,7 +56,7 @@ class Sites:
 
     @cached_property
     def vertices(self) -> tuple[int, ...]:
-        """The vertices where something is done: ranks, relays, other homes of staged queues."""
+        """The vertices with work: ranks, relays, other homes of staged queues."""
         homes = sorted({queue.home for queue in self.program.queues if queue.is_staged} - {*self.program.vertices})
         return self.program.vertices + tuple(homes)
 
@@ -69,7 +69,7 @@ class Sites:
         return [leg for leg in self.legs if leg.path[-1] == vertex]
 
     def name(self, vertex: int) -> str:
-        """What people call the site."""
+        """The site's name in messages."""
         if vertex in self.program.ranks:
             return f"rank {self.program.ranks.index(vertex)}"
         return f"the relay at vertex {vertex}"
@@ -77,7 +77,7 @@ class Sites:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """A site's connections: per queue that begins or ends here, and both for one that is staged here."""
+    """A site's connections, by queue: ``outgoing``, ``incoming``, and both for a queue that is staged here."""
 
     outgoing: Mapping[int, socket.socket]
     incoming: Mapping[int, socket.socket]
@@ -88,12 +88,12 @@ class Connections:
 
 
 def listen(host: str = "", port: int = 0) -> socket.socket:
-    """Where a site's connections come in."""
+    """The listening socket of a site."""
     return socket.create_server((host, port), backlog=4096)
 
 
 def prepare(connection: socket.socket, buffer_bytes: int) -> socket.socket:
-    """Sets what a connection needs: no delay, and about ``buffer_bytes`` of messages in each of its two buffers."""
+    """Set TCP_NODELAY and about ``buffer_bytes`` of send and receive buffer on a connection."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
@@ -108,30 +108,30 @@ def connect(
     deadline_s: float,
     buffer_bytes: int,
 ) -> Connections:
-    """The connections of a site, all of whose peers do the same: out to ``address_of`` legs, in by ``listener``.
+    """Connect a site to all its peers, which do the same: out to ``address_of`` legs, in through ``listener``.
 
-    Raises DeadlineError with the legs that are missing, PlanMismatchError where a peer has another program, and
-    CommunicationError where nobody listens or no route leads there.
+    DeadlineError with the missing legs, PlanMismatchError if a peer has another program, CommunicationError if no
+    process listens or no route exists.
     """
     deadline = time.monotonic() + deadline_s
     outgoing: dict[int, socket.socket] = {}
     incoming: dict[int, socket.socket] = {}
-    me, mine = sites.name(vertex), program_hash(sites.program).encode()
-    wanted = {(leg.queue, leg.half): leg for leg in sites.incoming(vertex)}
+    own_name, own_hash = sites.name(vertex), program_hash(sites.program).encode()
+    missing = {(leg.queue, leg.half): leg for leg in sites.incoming(vertex)}
     try:
         for leg in sites.outgoing(vertex):
-            outgoing[leg.queue] = _call(me, sites, leg, address_of(leg), deadline)
-            prepare(outgoing[leg.queue], buffer_bytes).sendall(_HELLO.pack(mine, leg.queue, leg.half))
-        while wanted:
+            outgoing[leg.queue] = _call(own_name, sites, leg, address_of(leg), deadline)
+            prepare(outgoing[leg.queue], buffer_bytes).sendall(_HELLO.pack(own_hash, leg.queue, leg.half))
+        while missing:
             try:
-                connection, key, theirs = _called(listener, deadline)
+                connection, key, peer_hash = _called(listener, deadline)
             except TimeoutError:
-                absent = ", ".join(f"{sites.name(leg.path[0])} over {leg.way}" for leg in wanted.values())
-                raise DeadlineError(f"{me} waited past the deadline for connections from {absent}") from None
-            if theirs != mine or key not in wanted:
+                absent = ", ".join(f"{sites.name(leg.path[0])} over {leg.way}" for leg in missing.values())
+                raise DeadlineError(f"{own_name} waited past the deadline for connections from {absent}") from None
+            if peer_hash != own_hash or key not in missing:
                 connection.close()
-                raise PlanMismatchError(f"{me} was called by a site with another program; give all one")
-            del wanted[key]
+                raise PlanMismatchError(f"{own_name}: a peer has another program; start all with the same program")
+            del missing[key]
             incoming[key[0]] = prepare(connection, buffer_bytes)
     except BaseException:
         Connections(outgoing, incoming).close()
@@ -140,21 +140,21 @@ def connect(
 
 
 def _called(listener: socket.socket, deadline: float) -> tuple[socket.socket, tuple[int, int], bytes]:
-    """The next connection, which leg it is for, by queue and half, and the hash of its caller's program."""
+    """The next connection, its leg (queue, half), and the hash of its caller's program."""
     listener.settimeout(max(0.001, deadline - time.monotonic()))
     connection, _ = listener.accept()
     try:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
-        said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-        program, queue, half = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", 0, 0)
+        hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+        program, queue, half = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", 0, 0)
     except BaseException:
         connection.close()
         raise
     return connection, (queue, half), program
 
 
-def _call(me: str, sites: Sites, leg: Leg, address: tuple[str, int], deadline: float) -> socket.socket:
-    """Connects to a leg's receiver, which may begin to listen later."""
+def _call(own_name: str, sites: Sites, leg: Leg, address: tuple[str, int], deadline: float) -> socket.socket:
+    """Connect to a leg's receiver, which may begin to listen later."""
     while True:
         left = deadline - time.monotonic()
         try:
@@ -163,5 +163,5 @@ def _call(me: str, sites: Sites, leg: Leg, address: tuple[str, int], deadline: f
             if left <= 0 or not isinstance(error, ConnectionRefusedError):
                 kind = DeadlineError if left <= 0 or isinstance(error, TimeoutError) else CommunicationError
                 peer = sites.name(leg.path[-1])
-                raise kind(f"{me} cannot connect to {peer} over {leg.way} at {address[0]}: {error}") from error
+                raise kind(f"{own_name} cannot connect to {peer} over {leg.way} at {address[0]}: {error}") from error
             time.sleep(0.02)

@@ -91,4 +91,4 @@ def test_4_for_a_run_past_its_deadline(blink, monkeypatch):
     monkeypatch.setattr("blinkccl.cli.bench.DEADLINE_S", 1e-9)
     ended = blink("bench", "reduce", "--topo", "ring:3", "-b", "1K")
     assert ended.code == 4
-    assert "is not done at the deadline" in ended.err
+    assert "is not done at the timeout" in ended.err

@@ -1,4 +1,4 @@
-"""Programs whose every step matters."""
+"""Programs written by hand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from blinkccl.topology.spec import parse_spec
 
 
 def one_message_held_back() -> Program:
-    """Rank 0 sends slice x to rank 1 and, into a queue that y uses too, to rank 2, in this order, with one slot.
+    """A broadcast in which rank 0 sends slice x to rank 1 and then to rank 2, into the queue of y, with one slot.
 
-    Rank 2 takes y of the chunk before only when it has z, which rank 1 passes on only when it has x of this chunk. So
-    rank 0 must announce x to rank 1 before the queue to rank 2 has a slot.
+    Rank 2 reads y of the previous chunk only after z, which rank 1 forwards only after x of this chunk. Rank 0 must
+    therefore announce x to rank 1 before the queue to rank 2 has a slot.
     """
     third = Fraction(1, 3)
     x, y, z = range(3)

@@ -1,4 +1,4 @@
-"""Each engine on programs by hand: results, bits, deadlocks, deadlines."""
+"""All engines: results, bits, deadlocks and timeouts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.mi
 
 
 def program_for(name: str, n: int = 4, seed: int = 1, slots: int = 2) -> Program:
-    made = random_forest(Random(seed), asked(f"clique:{n}", name).collective, one_shot=False)
-    program = lower(made, slots)
-    assert violations(program, made.topology) == []
+    forest = random_forest(Random(seed), asked(f"clique:{n}", name).collective, one_shot=False)
+    program = lower(forest, slots)
+    assert violations(program, forest.topology) == []
     return program
 
 
 @pytest.mark.parametrize("run", ALL)
-def test_what_is_only_passed_on_keeps_its_bits(run: reference.Run) -> None:
+def test_forwarded_values_keep_their_bits(run: reference.Run) -> None:
     program = program_for("allgather")
     for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32"):
         storage = DTYPES[name].storage
@@ -51,7 +51,7 @@ def test_what_is_only_passed_on_keeps_its_bits(run: reference.Run) -> None:
 
 
 @pytest.mark.parametrize("run", ALL)
-def test_scales_are_wanted_exactly_for_premul_sum(run: reference.Run) -> None:
+def test_scales_are_required_by_premul_sum_alone(run: reference.Run) -> None:
     program = program_for("allreduce")
     inputs = make_inputs(program.collective, 10, "int32")
     for op, scales, message in (
@@ -84,7 +84,7 @@ def test_overflow_and_nan_are_results(run: reference.Run) -> None:
 
 
 @pytest.mark.parametrize("run", ALL)
-def test_inputs_stay_as_they_are(run: reference.Run) -> None:
+def test_inputs_are_not_changed(run: reference.Run) -> None:
     program = program_for("allreduce")
     inputs = make_inputs(program.collective, 100, "int32")
     before = [x.copy() for x in inputs if x is not None]
@@ -125,7 +125,7 @@ def test_programs_that_cannot_be_bound(run: reference.Run) -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 101, 3000])
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter", "alltoall"])
 def test_even_chunks_change_no_result(monkeypatch: pytest.MonkeyPatch, collective: str, count: int) -> None:
-    """The simulator times programs so, and generated code cuts so."""
+    """The simulator and generated code use even chunks."""
     monkeypatch.setattr(reference, "bind", partial(bind, even_chunks=True))
     program = lower(random_forest(Random(7), Collective(collective, 4)))
     for in_place in (False, True)[: 1 + (collective == "allreduce")]:

@@ -1,6 +1,6 @@
-"""The host engine from Python: what is refused, how it fails, what errors say, what it counts.
+"""The host engine from Python: refusals, failures, messages of errors, and counters.
 
-That it computes what a Program means is the business of the conformance suite and of tests/property.
+The conformance suite and tests/property check that it executes Programs correctly.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def test_no_value_is_held_back_for_another_queue(way: dict[str, bool]) -> None:
 
 
 @NEEDED
-def test_a_deadlock_ends_and_says_who_waits_for_what() -> None:
-    made = random_forest(Random(1), Collective("allreduce", 4), one_shot=False)
-    program = FAULTS["deadlock"].plant(lower(made), Random(0))
-    with pytest.raises(DeadlineError, match=r"rank \d waited \d+\.\d s for (chunk \d+ of channel \d|rank \d to take)"):
+def test_a_deadlock_ends_and_names_the_waits() -> None:
+    forest = random_forest(Random(1), Collective("allreduce", 4), one_shot=False)
+    program = FAULTS["deadlock"].plant(lower(forest), Random(0))
+    with pytest.raises(DeadlineError, match=r"rank \d waited \d+\.\d s for (chunk \d+ of channel \d|rank \d to read)"):
         difference(host.run, program, count=4000, chunk_bytes=16, deadline_s=0.3)
 
 
 @NEEDED
 @pytest.mark.parametrize("chunk_bytes", [1, 3, 1 << 40, 1 << 62])
-def test_any_wanted_chunk_will_do(chunk_bytes: int) -> None:
+def test_any_size_of_chunks_is_accepted(chunk_bytes: int) -> None:
     assert difference(host.run, allreduce(3), count=1001, dtype="float16", chunk_bytes=chunk_bytes) is None
 
 
@@ -82,7 +82,7 @@ def test_any_wanted_chunk_will_do(chunk_bytes: int) -> None:
 def test_integer_scales_that_a_double_does_not_hold_are_refused() -> None:
     program, inputs = allreduce(), [np.ones(3, np.int64)] * 2
     run = partial(host.run, program, inputs, CollectiveCall.of(program.collective, "int64", 3, "premul_sum"))
-    with pytest.raises(UnsupportedError, match=f"integer scales up to 2.53, got {2**53 + 1}; use the engine reference"):
+    with pytest.raises(UnsupportedError, match=f"integers up to 2.53 for the host engine, got {2**53 + 1}; use the"):
         run(scales=[1, 2**53 + 1])
     assert [out is not None and out.tolist() for out in run(scales=[1, 2**60])] == [[2**60 + 1] * 3] * 2
 
@@ -96,7 +96,7 @@ def op_on(endpoint: Endpoint, count: int = 100, op: str = "sum") -> NativeOp:
 
 
 def at_once(*calls: Callable[[], object]) -> list[BaseException | None]:
-    """What each of them raised, all running at the same time."""
+    """Run the calls concurrently; the exception of each, or None."""
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
         return [future.exception(60) for future in futures]
@@ -106,8 +106,8 @@ def at_once(*calls: Callable[[], object]) -> list[BaseException | None]:
 def ends() -> Iterator[list[Endpoint]]:
     if ENGINES["host"].missing is not None:
         pytest.skip(ENGINES["host"].missing)
-    with local_endpoints(2, Area()) as made:
-        yield made
+    with local_endpoints(2, Area()) as endpoints:
+        yield endpoints
 
 
 def test_a_timed_loop_gives_a_time_per_iteration(ends: list[Endpoint]) -> None:
@@ -128,8 +128,8 @@ def test_a_timed_loop_gives_a_time_per_iteration(ends: list[Endpoint]) -> None:
 
 
 @pytest.mark.parametrize("with_barrier", [False, True])
-def test_a_barrier_is_timed_where_that_is_asked_for(ends: list[Endpoint], with_barrier: bool) -> None:
-    """Rank 0 waits 0.4 s in the barrier: nearly all of its loop's time is in what was timed, or hardly any."""
+def test_a_barrier_is_timed_on_request(ends: list[Endpoint], with_barrier: bool) -> None:
+    """Rank 0 waits 0.4 s in the barrier, so the timed part is nearly all of its loop, or hardly any."""
     at = np.ones(100, np.float32).ctypes.data
     ops = [(op_on(end), op_on(end, count=1)) for end in ends]
     begun, parts = Event(), []
@@ -151,7 +151,7 @@ def test_a_barrier_is_timed_where_that_is_asked_for(ends: list[Endpoint], with_b
     assert bool(parts[0] > 0.5) is with_barrier
 
 
-def test_ranks_that_differ_are_told_both_sides(ends: list[Endpoint]) -> None:
+def test_an_error_of_different_calls_names_both(ends: list[Endpoint]) -> None:
     x = np.ones(100, np.float32).ctypes.data
     ops = [op_on(ends[0]), op_on(ends[1], op="max")]
     for raised in at_once(*(partial(op.run, x, x, 10**7) for op in ops)):
@@ -168,7 +168,7 @@ def test_an_abort_reaches_the_others_with_its_reason(ends: list[Endpoint]) -> No
     op = op_on(ends[0])
     (raised, _) = at_once(partial(op.run, x, x, 10**7), partial(ends[1].abort, "the user left"))
     assert isinstance(raised, CommunicationError)
-    assert "the communicator was aborted: the user left (found by rank 1)" in str(raised)
+    assert "the communicator was aborted: the user left (detected by rank 1)" in str(raised)
     op.close()
 
 
@@ -176,13 +176,13 @@ def test_buffers_off_their_elements_are_refused(ends: list[Endpoint]) -> None:
     memory = np.ones(101, np.float32)
     op = op_on(ends[0])
     for place in (memory.ctypes.data + 1, None):
-        with pytest.raises(UsageError, match=r"buffer.* the group goes on"):
+        with pytest.raises(UsageError, match=r"buffer.* the group is still usable"):
             op.run(place, memory.ctypes.data, 10**6)
     op.close()
 
 
 @NEEDED
-def test_a_segment_lets_in_only_who_knows_it() -> None:
+def test_a_segment_accepts_only_its_own_ranks() -> None:
     shape, token = host.shape_of(2, Area()), secrets.token_bytes(16)
     size = host.segment_bytes(shape)
     memory = mmap.mmap(-1, size)
@@ -202,23 +202,23 @@ def test_a_segment_lets_in_only_who_knows_it() -> None:
     end.close()
     with pytest.raises(CommunicationError, match="rank 0's communicator is closed"):
         end.stats()
-    with pytest.raises(UnsupportedError, match="a segment of 4096 bytes cannot be made for 2 ranks"):
+    with pytest.raises(UnsupportedError, match="a shared segment of 4096 bytes for 2 ranks cannot be created"):
         host.format_segment(at, 4096, shape, token)
     del view
     with suppress(BufferError):
         memory.close()
 
 
-# ---- words
+# ---- messages
 
 
 def error(code: int, **fields: object) -> native_library.Error:
-    made = native_library.Error(
+    native = native_library.Error(
         code=code, rank=1, peer=2, sequence=7, channel=3, share=4, stage=1, chunk=5, seconds_us=1_500_000
     )
     for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+        setattr(native, name, value)
+    return native
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,14 @@ def error(code: int, **fields: object) -> native_library.Error:
     [
         (native_library.DEADLINE, {"waits": 1}, DeadlineError, "rank 1 waited 1.5 s for rank 2 to make the same call;"),
         (native_library.DEADLINE, {"waits": 2}, DeadlineError, "for chunk 5 of channel 3 from rank 2 (root of"),
-        (native_library.DEADLINE, {"waits": 3}, DeadlineError, "for rank 2 to take what was sent before"),
+        (
+            native_library.DEADLINE,
+            {"waits": 3},
+            DeadlineError,
+            "for rank 2 to read earlier messages, before it can send",
+        ),
         (native_library.DEADLINE, {"waits": 4}, DeadlineError, "for rank 2 to finish reading its buffer;"),
-        (native_library.PEER_LOST, {}, PeerLostError, "its process ended during call 7 (a test) (found by rank 1)"),
+        (native_library.PEER_LOST, {}, PeerLostError, "its process ended during call 7 (a test) (detected by rank 1)"),
         (native_library.PEER_LOST, {"left": 1}, PeerLostError, "it closed its communicator during call 7"),
         (native_library.ABORTED, {"text": b"why"}, CommunicationError, "the communicator was aborted: why"),
         (native_library.INVALID, {"text": b"why"}, CommunicationError, "native code 5: why"),
@@ -236,18 +241,18 @@ def error(code: int, **fields: object) -> native_library.Error:
     ],
 )
 def test_every_code_has_its_error(code: int, fields: dict[str, object], kind: type[BlinkError], text: str) -> None:
-    made = to_exception(error(code, **fields), 0, "a test")
-    assert type(made) is kind
-    assert text in str(made)
-    assert "call 7 (a test)" in str(made)
-    if isinstance(made, PeerLostError):
-        assert made.rank == 2
+    raised = to_exception(error(code, **fields), 0, "a test")
+    assert type(raised) is kind
+    assert text in str(raised)
+    assert "call 7 (a test)" in str(raised)
+    if isinstance(raised, PeerLostError):
+        assert raised.rank == 2
 
 
-def test_what_is_refused_before_it_begins_is_the_callers_mistake() -> None:
-    made = to_exception(error(native_library.REFUSED, text=b"a buffer is missing"), 1, "a test")
-    assert type(made) is UsageError
-    assert str(made) == "a test: a buffer is missing; it was not begun, and the group goes on"
+def test_a_refused_call_is_a_usage_error() -> None:
+    raised = to_exception(error(native_library.REFUSED, text=b"a buffer is missing"), 1, "a test")
+    assert type(raised) is UsageError
+    assert str(raised) == "a test: a buffer is missing; the call did not start, and the group is still usable"
 
 
 @pytest.mark.parametrize(
@@ -261,17 +266,17 @@ def test_what_is_refused_before_it_begins_is_the_callers_mistake() -> None:
 )
 def test_after_a_failure_calls_name_it_and_not_themselves(code: int, kind: type[BlinkError]) -> None:
     first = CollectiveCall("allreduce", "float32", 5)
-    made = to_exception(error(code, heard=1, what=(first.number(), 0), count=(5, 0)), 0, "a test")
-    assert type(made) is kind
-    assert code == native_library.MISMATCH or "call 7 (allreduce of 5 × float32, sum)" in str(made)
-    assert "call 7 (a test)" not in str(made)
-    assert code == native_library.PEER_LOST or str(made).startswith("a test: the group has ended before: call 7")
+    raised = to_exception(error(code, heard=1, what=(first.number(), 0), count=(5, 0)), 0, "a test")
+    assert type(raised) is kind
+    assert code == native_library.MISMATCH or "call 7 (allreduce of 5 × float32, sum)" in str(raised)
+    assert "call 7 (a test)" not in str(raised)
+    assert code == native_library.PEER_LOST or str(raised).startswith("a test: the group had ended already: call 7")
 
 
 # ---- the library
 
 
-def test_an_installation_without_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "find", lambda: None)
     with pytest.raises(
         UnsupportedError, match=r"lacks libblink_host.so, .* reinstall blink-ccl, or use the engine reference"
@@ -279,7 +284,7 @@ def test_an_installation_without_library_says_what_to_do(monkeypatch: pytest.Mon
         native_library.load.__wrapped__()
 
 
-def test_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_system_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "find", lambda: None)
     on_linux = "this installation lacks libblink_host.so: it is built on Linux with the GNU C library, and this is"
     monkeypatch.setattr("os.confstr", refuse)
@@ -292,7 +297,7 @@ def test_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refuse(name: str) -> str:
-    """As musl knows no name of glibc's."""
+    """Fail like musl, which lacks glibc's names."""
     raise ValueError("unrecognized configuration name")
 
 
@@ -305,7 +310,7 @@ def test_a_file_that_is_no_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp
         native_library.load.__wrapped__()
 
 
-def test_plans_that_make_no_sense_are_an_error_of_ours(ends: list[Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_plans_are_refused_by_the_library(ends: list[Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     rows, of_three = HostPlan(allreduce(2)).rows, HostPlan(allreduce(3)).rows
     call = CollectiveCall("allreduce", "float32", 100)
     words = np.frombuffer(rows, np.int64).copy()
@@ -317,7 +322,7 @@ def test_plans_that_make_no_sense_are_an_error_of_ours(ends: list[Endpoint], mon
         monkeypatch.setattr(HostPlan, "rows", wrong)
         with pytest.raises(ScheduleError, match=f"refuses the program's plan: .*{message}"):
             NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)
-    words[len(words) - 1] = 7  # the block in which a reader's output is written
+    words[len(words) - 1] = 7  # The block of a reader's output.
     words[4 - 1] = np.array([checksum(words[4:])], np.uint64).view(np.int64)[0]
     monkeypatch.setattr(HostPlan, "rows", words.tobytes())
     with pytest.raises(ScheduleError, match="the plan is invalid: a reader is wrong"):

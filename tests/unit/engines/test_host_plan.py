@@ -1,4 +1,4 @@
-"""Where a Program's messages lie: the tables of the host engine, without the library that reads them."""
+"""The layout of messages in the tables of the host engine."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def test_both_ends_of_every_message_name_the_same_place(block: int) -> None:
                     assert reader.rank == rank.rank
                     assert reader.write_offset == (role.target if row.direct_write else NOWHERE)
                     read[row.rank, row.ack_line] = 1
-            taken = [i for row in rank.roles for i in range(row.first_receive, row.first_receive + row.receives)]
-            given = [i for row in rank.roles for i in range(row.first_send, row.first_send + row.sends)]
-            assert taken == list(range(len(rank.receives)))
-            assert given == list(range(len(rank.sends)))
+            receives = [i for row in rank.roles for i in range(row.first_receive, row.first_receive + row.receives)]
+            sends = [i for row in rank.roles for i in range(row.first_send, row.first_send + row.sends)]
+            assert receives == list(range(len(rank.receives)))
+            assert sends == list(range(len(rank.sends)))
             assert set(rank.sends) == set(range(len(rank.rings)))
             assert {row.queue for row in rank.receives} == set(range(rank.numbers.queue_count))
         assert sum(read.values()) == sum(len(rank.readers) for rank in ranks)
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_nothing_lies_over_anything_else(block: int) -> None:
+def test_places_of_messages_do_not_overlap(block: int) -> None:
     in_place = 0
     for seed in range(block * 60, block * 60 + 60):
         program, area = random_program(Random(seed))[0], Area(lines=128, staging_bytes=64 * 1024)
@@ -112,7 +112,7 @@ def test_a_value_for_several_readers_lies_in_one_ring() -> None:
     assert all(rank.rings == [] for rank in others)
 
 
-def test_who_sends_into_several_queues_has_a_slot_more() -> None:
+def test_a_ring_with_several_queues_has_one_slot_more() -> None:
     root = all_ranks(one_message_held_back())[0]
     slots = {reader.rank: ring.slots for ring in root.rings for reader in root.readers_of(ring)}
     assert slots[2] == 2
@@ -120,7 +120,7 @@ def test_who_sends_into_several_queues_has_a_slot_more() -> None:
 
 
 def test_a_lone_queue_has_the_slots_of_its_channel() -> None:
-    # An order of gather in which every rank sends to the root alone.
+    # In this plan every rank sends only to the root.
     for rank in all_ranks(planned("optimal", "gather", slots=3))[1:]:
         assert [ring.slots for ring in rank.rings] == [3]
 
@@ -136,20 +136,20 @@ def test_no_memory_is_kept_for_slots_that_are_never_used() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "name", "direct", "push"),
     [
-        ("one_hop", "allreduce", True, True),  # the root has all inputs before it writes the sum over them
-        ("one_shot", "allreduce", False, True),  # a rank may have its sum while others still read its input
+        ("one_hop", "allreduce", True, True),  # The root has all inputs before it writes the sum over them.
+        ("one_shot", "allreduce", False, True),  # A rank may have its sum while others still read its input.
         ("ring", "allreduce", True, True),
         ("one_hop", "reduce_scatter", True, True),
         ("one_hop", "allgather", True, True),
         ("one_hop", "broadcast", True, True),
     ],
 )
-def test_what_may_be_shared_in_place(algorithm: str, name: str, direct: bool, push: bool) -> None:
+def test_direct_access_that_is_allowed_in_place(algorithm: str, name: str, direct: bool, push: bool) -> None:
     for rank in all_ranks(planned(algorithm, name)):
         assert rank.in_place == (direct, push)
 
 
-def test_own_input_and_kept_values_are_read_where_they_lie() -> None:
+def test_own_input_and_kept_values_are_read_directly() -> None:
     no, from_input, from_output = range(3)
     root, *others = all_ranks(planned("one_hop", "reduce"))
     assert [ring.direct_read for rank in others for ring in rank.rings] == [from_input] * 3
@@ -158,13 +158,13 @@ def test_own_input_and_kept_values_are_read_where_they_lie() -> None:
     assert {ring.direct_read for rank in chain for ring in rank.rings} == {no, from_input, from_output}
 
 
-def test_sums_are_pushed_to_who_only_keeps_them() -> None:
+def test_sums_are_written_directly_to_ranks_that_only_keep_them() -> None:
     for rank in all_ranks(planned("one_hop")):
         pushed = [(row, role) for role in rank.roles for row in rank.receives[role.first_receive :][: role.receives]]
         for row, role in pushed:
             assert row.direct_write == (role.source == NOWHERE)
     for rank in all_ranks(planned("one_hop", "broadcast")):
-        assert not any(row.direct_write for row in rank.receives), "nothing is combined here"
+        assert not any(row.direct_write for row in rank.receives), "a broadcast reduces nothing"
 
 
 @pytest.mark.parametrize(("name", "spec", "halved"), [
@@ -180,10 +180,10 @@ def test_one_way_between_two_is_halved(name: str, spec: str, halved: int) -> Non
         assert {row.direct_write for rank in ranks for row in rank.receives} == {1}
 
 
-def test_only_readers_of_whom_nothing_more_comes_are_waited_for() -> None:
+def test_only_readers_that_send_no_answer_are_waited_for() -> None:
     for rank in all_ranks(planned("one_hop")):
         for ring in rank.rings:
-            # Whoever gave its input gets the sum back, and knows by it; the root of a share hears no more of it.
+            # A sender of input gets the sum back, which proves that its input was read; a share's root gets no answer.
             assert ring.drain == (ring.direct_read == 2)
 
 
@@ -215,7 +215,7 @@ def test_rings_that_never_fit_are_refused() -> None:
 
 
 def test_too_many_lines_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"needs \d+ control lines on one rank, a segment has 3"):
+    with pytest.raises(UnsupportedError, match=r"needs \d+ control lines on one rank, and a segment has 3"):
         HostPlan(planned("ring"), Area(lines=3))
 
 
@@ -223,7 +223,7 @@ def test_too_many_lines_are_refused() -> None:
 
 
 def test_small_messages_are_one_chunk_of_whole_blocks() -> None:
-    elements = PAYLOAD_BYTES // 4 * 4 + 4  # four slices, the last of which needs a second block
+    elements = PAYLOAD_BYTES // 4 * 4 + 4  # Four slices, of which the last needs a second block.
     for rank in all_ranks(small(planned("one_hop")), elements):
         assert {row.chunks for row in rank.roles} == {1}
         assert {ring.stride for ring in rank.rings} == {BLOCK_BYTES, 2 * BLOCK_BYTES}
@@ -265,7 +265,7 @@ def test_successive_calls_lie_side_by_side(program: Program) -> None:
     dtype=st.sampled_from(["uint8", "float16", "float32", "float64"]),
     chunk_bytes=st.integers(1, 1 << 14),
 )
-@example([Fraction(1234567890123456789012, 3**45)], 3000, "float32", 64)  # more than the library's numbers hold
+@example([Fraction(1234567890123456789012, 3**45)], 3000, "float32", 64)  # Beyond the range of the library's numbers.
 def test_slices_are_cut_as_for_every_other_engine(
     cuts: list[Fraction], count: int, dtype: str, chunk_bytes: int
 ) -> None:
@@ -278,28 +278,28 @@ def test_slices_are_cut_as_for_every_other_engine(
     )
     program = replace(program, slices=slices, roles=roles)
     itemsize = element_type(dtype).itemsize
-    wanted = bind(program, count, itemsize, chunk_bytes)
+    bound = bind(program, count, itemsize, chunk_bytes)
     for rank, rows in enumerate(host_rows.all_ranks(HostPlan(program), count, chunk_bytes, dtype)):
-        mine = [role for role in program.roles if role.rank == rank]
-        assert len(rows.roles) == len(mine)
-        for row, role in zip(rows.roles, mine, strict=True):
-            extent = wanted.extents[role.slice]
+        roles_of_rank = [role for role in program.roles if role.rank == rank]
+        assert len(rows.roles) == len(roles_of_rank)
+        for row, role in zip(rows.roles, roles_of_rank, strict=True):
+            extent = bound.extents[role.slice]
             assert (row.length, row.chunks) == (extent.length, extent.chunks)
             for place, expected in (
-                (row.source, wanted.source(rank, role.slice) if role.contributes else None),
-                (row.target, wanted.target(rank, role.slice) if role.keeps else None),
+                (row.source, bound.source(rank, role.slice) if role.contributes else None),
+                (row.target, bound.target(rank, role.slice) if role.keeps else None),
             ):
                 assert place == (NOWHERE if expected is None else expected * itemsize)
 
 
-def test_calls_are_told_apart_and_ranks_agree() -> None:
+def test_signatures_differ_by_call_and_agree_on_ranks() -> None:
     def signature(program: Program, area: Area | None = None, **changed: Any) -> int:
         ranks = host_rows.all_ranks(HostPlan(program, area), **{"count": 1000, "chunk_bytes": 64} | changed)
         (signature,) = {rank.numbers.signature for rank in ranks}
         return signature
 
     one_hop = planned("one_hop")
-    made = [
+    signatures = [
         signature(one_hop),
         signature(one_hop, count=1001),
         signature(one_hop, chunk_bytes=128),
@@ -310,12 +310,12 @@ def test_calls_are_told_apart_and_ranks_agree() -> None:
         signature(small(one_hop)),
         *(signature(lower(ALGORITHMS["one_hop"].plan(asked("clique:4", "broadcast", root=root)))) for root in (0, 1)),
     ]
-    low = {each & 0xFFFFFF for each in made}
-    assert len(low) == len(made), "what small messages carry of it is the same"
-    assert signature(one_hop) == made[0]
+    low = {each & 0xFFFFFF for each in signatures}
+    assert len(low) == len(signatures), "the part in small messages is the same"
+    assert signature(one_hop) == signatures[0]
 
 
-def test_programs_are_told_apart() -> None:
+def test_digests_differ_by_program() -> None:
     programs = [planned("one_hop"), planned("one_shot"), small(planned("one_hop")), planned("one_hop", slots=3)]
     assert len({HostPlan(program).digest for program in programs}) == 4
     assert HostPlan(planned("one_hop")).digest == HostPlan(planned("one_hop")).digest

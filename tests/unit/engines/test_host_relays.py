@@ -1,4 +1,4 @@
-"""Engine host with relays and staged queues: who does a relay's work, and where messages are stored."""
+"""Engine host with relays and staged queues: the ranks of relays' roles, and the places of messages."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def native():
 
 
 def _relayed(between, name="sendrecv"):
-    """Two ranks with so many GPUs outside the job between them; every second of them is a relay."""
+    """A program of two ranks with ``between`` GPUs outside the job between them; every second of these is a relay."""
     forest = algorithm("optimal").plan(asked(f"chain:{between + 2}", name, (0, between + 1), relays=True))
     return lower(forest)
 
 
 def _stats(program, count, options, **choices):
     stats: list[dict[str, int]] = []
-    noted = replace(options, stats=stats)
+    counted = replace(options, stats=stats)
 
-    def run(*given, **settings):
-        return host.run(*given, **settings, options=noted)
+    def run(*arguments, **settings):
+        return host.run(*arguments, **settings, options=counted)
 
     assert difference(run, program, count=count, **choices) is None
     return {key: sum(each[key] for each in stats) for key in stats[0]}
@@ -57,37 +57,37 @@ def _stats(program, count, options, **choices):
 
 @pytest.mark.parametrize(("between", "relays"), [(1, 0), (2, 1), (3, 1), (5, 2)])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_message_is_stored_anew_by_every_relay_and_nowhere_else(native, way, between, relays):
+def test_a_message_is_stored_once_more_by_every_relay(native, way, between, relays):
     program = _relayed(between)
     assert len(program.relays) == relays
-    found = _stats(program, 1000, WAYS[way], dtype="int32", chunk_bytes=256)
-    assert found["message_bytes"] == found["staged_bytes"] == 4000 * (relays + 1)
-    assert found["direct_read_bytes"] == found["direct_write_bytes"] == 0
+    stats = _stats(program, 1000, WAYS[way], dtype="int32", chunk_bytes=256)
+    assert stats["message_bytes"] == stats["staged_bytes"] == 4000 * (relays + 1)
+    assert stats["direct_read_bytes"] == stats["direct_write_bytes"] == 0
 
 
-def test_only_what_is_staged_keeps_to_its_slots(native):
-    """With shared tensors NVLink's messages lie in the ranks' own buffers, those that PCIe stages in slots."""
+def test_only_staged_messages_need_slots(native):
+    """With shared tensors, NVLink's messages lie in the ranks' buffers, and messages staged on PCIe in slots."""
     forest = algorithm("hybrid").plan(asked("dgx-1v", "broadcast", "0-3"))
     program = lower(forest)
     staged = [number for number, queue in enumerate(program.queues) if queue.is_staged]
     assert 0 < len(staged) < len(program.queues)
-    found = _stats(program, 79 * 400, WAYS["shared"], dtype="int32", chunk_bytes=4096)
+    stats = _stats(program, 79 * 400, WAYS["shared"], dtype="int32", chunk_bytes=4096)
     part = sum(
         program.slices[role.slice].stop - program.slices[role.slice].start
         for role in program.roles
         for queue in role.receives
         if queue in staged
     )
-    assert found["staged_bytes"] == pytest.approx(float(part * 4 * 79 * 400), rel=0.02)
-    assert found["direct_read_bytes"] > 0
+    assert stats["staged_bytes"] == pytest.approx(float(part * 4 * 79 * 400), rel=0.02)
+    assert stats["direct_read_bytes"] > 0
 
 
 @pytest.mark.parametrize("name", ["allreduce", "alltoall", "allgather"])
-def test_relays_work_where_their_messages_are_taken(name):
+def test_relays_run_at_the_receivers_of_their_messages(name):
     program = _relayed(4, name)
     hosted = relays_at_ranks(program)
     ranks = len(program.ranks)
-    assert len(program.relays) == 4  # two each way
+    assert len(program.relays) == 4  # Two per direction.
     assert {role.rank for role in program.roles} == set(range(ranks + 4))
     assert {role.rank for role in hosted.roles} == set(range(ranks))
     for before, after in zip(program.roles, hosted.roles, strict=True):
@@ -99,19 +99,19 @@ def test_relays_work_where_their_messages_are_taken(name):
         assert (queue.src == queue.dst) == (program.queues[number].src >= ranks)
 
 
-@pytest.mark.parametrize("goes_on", ["nowhere", "in a circle"])
-def test_a_relay_that_nobody_takes_from_works_at_rank_0(goes_on):
-    """Programs that no verifier has seen may have one: it must not come to work at a rank that there is not."""
+@pytest.mark.parametrize("target", ["none", "itself"])
+def test_a_relay_without_a_receiver_runs_at_rank_0(target):
+    """Unverified programs may have such a relay, which must get a rank that exists."""
     program = _relayed(2)
     relay = next(role for role in program.roles if role.rank == len(program.ranks))
     others = [role for role in program.roles if role is not relay and not role.receives]
-    broken = replace(relay, sends=() if goes_on == "nowhere" else relay.receives)
+    broken = replace(relay, sends=() if target == "none" else relay.receives)
     hosted = relays_at_ranks(replace(program, roles=(broken, *others)))
     assert [role.rank for role in hosted.roles] == [0, *(role.rank for role in others)]
 
 
 def _with_relays(program: Program, random: Random) -> Program:
-    """Some queues lead through one or two relays of their own, which work just before the receiver does."""
+    """``program`` with one or two private relays on some queues, whose roles are just before the receiver's."""
     roles, queues, relays = list(program.roles), list(program.queues), list(program.relays)
     for number, queue in enumerate(program.queues):
         ends = [role for role in roles if number in role.receives]
@@ -139,13 +139,13 @@ def _with_relays(program: Program, random: Random) -> Program:
 @pytest.mark.parametrize("way", WAYS)
 @examples(25)
 @given(seed=st.integers(0, 2**32))
-def test_programs_by_chance_with_relays_equal_the_oracle(native, way, seed):
+def test_random_programs_with_relays_equal_the_oracle(native, way, seed):
     random = Random(seed)
     program = _with_relays(random_program(random)[0], random)
     in_place = program.collective.name != "alltoall" and random.random() < 0.5
     for count in (1, 37):
-        asked_for = {"count": count, "chunk_bytes": 32, "in_place": in_place}
-        assert difference(reference.run, program, **asked_for) is None
+        settings = {"count": count, "chunk_bytes": 32, "in_place": in_place}
+        assert difference(reference.run, program, **settings) is None
         _stats(program, count, WAYS[way], chunk_bytes=32, in_place=in_place)
 
 
@@ -154,8 +154,8 @@ def test_a_program_without_relays_is_left_alone():
     assert relays_at_ranks(program) is program
 
 
-def test_what_only_relays_of_their_own_can_run_is_refused():
-    """A rank that waits for its message before it does the relay's work, in the same tick, waits for ever."""
+def test_a_program_that_needs_separate_relays_is_refused():
+    """A rank that waits for its message before it runs the relay's role, in the same tick, waits for ever."""
     program = _relayed(2)
     receiver, relay, sender = sorted(program.roles, key=lambda role: -role.offset)
     assert relay.stage == "relay"
@@ -163,7 +163,7 @@ def test_what_only_relays_of_their_own_can_run_is_refused():
     late = replace(program, roles=roles)
     forest = algorithm("optimal").plan(asked("chain:4", "sendrecv", (0, 3), relays=True))
     assert violations(late, forest.topology) == []
-    with pytest.raises(UnsupportedError, match=r"ranks cannot do the work of relays \[2\] here: .*rank 1"):
+    with pytest.raises(UnsupportedError, match=r"the host engine cannot run relays \[2\] at ranks: .*rank 1"):
         HostPlan(late)
 
 

@@ -1,4 +1,4 @@
-"""What the host engine records becomes a timeline: executions are spans, messages arrows, and what is gone is said."""
+"""Timelines of the host engine: executions are spans, messages are arrows, and dropped events are reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT, CHUNK_BYTES, CALLS = 5000, 1024, 3
 
 
 def recorded(program: Program, events: int = 10_000) -> list[Recording]:
-    """What every rank recorded of CALLS calls."""
+    """The recordings of all ranks of CALLS calls."""
     plan, ranks = HostPlan(program), len(program.ranks)
     call = CollectiveCall.of(program.collective, "float32", COUNT)
     together = Barrier(ranks)
@@ -38,11 +38,11 @@ def recorded(program: Program, events: int = 10_000) -> list[Recording]:
         def run(rank: int) -> None:
             endpoints[rank].record(events)
             op = NativeOp(endpoints[rank], plan, call, CHUNK_BYTES)
-            held, kept = (
-                [np.ones(blocks * COUNT, np.float32) if blocks else None]
+            buffers = [
+                np.ones(blocks * COUNT, np.float32) if blocks else None
                 for blocks in (program.collective.input_blocks(rank), program.collective.output_blocks(rank))
-            )
-            addresses = [None if buffer is None else buffer.ctypes.data for buffer in (*held, *kept)]
+            ]
+            addresses = [None if buffer is None else buffer.ctypes.data for buffer in buffers]
             together.wait(60)
             for _ in range(CALLS):
                 op.run(*addresses, timeout_us=60_000_000)
@@ -60,7 +60,7 @@ def shown(recordings: list[Recording]) -> TraceRead:
     events = TraceEvents()
     began = min(int(one.rows()["begin_ns"].min()) for one in recordings)
     for one in recordings:
-        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=Recording)  # as from rank to rank
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=Recording)  # Encoded as between processes.
         add_recording(events, sent, events.process(f"rank {one.rank}"), began)
     return read_trace(json.dumps(events.document()))
 
@@ -85,7 +85,7 @@ def test_every_execution_is_a_span_and_every_message_an_arrow(algorithm: str, co
         assert sent["name"].rpartition(" chunk ")[2] == taken["name"].rpartition(" chunk ")[2]
 
 
-def test_what_was_dropped_is_said_and_leaves_no_arrow_with_one_end() -> None:
+def test_dropped_events_are_reported_and_leave_no_arrow_with_one_end() -> None:
     program = lower(ALGORITHMS["one_hop"].plan(asked("clique:2", "allreduce")))
     recordings = recorded(program, events=40)
     assert all(one.dropped > 0 and len(one.rows()) == 40 for one in recordings)
@@ -98,10 +98,10 @@ def test_what_was_dropped_is_said_and_leaves_no_arrow_with_one_end() -> None:
     assert events.left_out == "; ".join(f"the first {one.dropped:,} events of rank {one.rank}" for one in recordings)
 
 
-def test_a_recorder_that_cannot_be_is_refused() -> None:
+def test_an_invalid_number_of_events_is_refused() -> None:
     program = lower(ALGORITHMS["one_hop"].plan(asked("clique:2", "allreduce")))
     with local_endpoints(2, HostPlan(program).area) as [endpoint, _]:
         for events in (-1, native.MOST_EVENTS + 1):
-            with pytest.raises(UsageError, match=r"keeps 0 to 16,777,216 events"):
+            with pytest.raises(UsageError, match=r"expected 0 to 16,777,216 events"):
                 endpoint.record(events)
         assert endpoint.recorded(10) == (b"", 0)

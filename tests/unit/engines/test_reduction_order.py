@@ -1,6 +1,6 @@
-"""In which order, and with which roundings, do engines combine? Stars and chains whose results tell.
+"""Order and rounding of reductions in all engines, on stars and chains.
 
-The values are chosen so that another order, or another rounding, gives another result.
+With the chosen values, another order or another rounding gives another result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.mi
 
 
 def lowered(collective: Collective, up: Tree, down: Tree | None) -> Program:
-    """One share on four ranks that are all joined."""
+    """A program with one share, on four fully connected ranks."""
     topology = parse_spec("clique:4")
     program = lower(by_hand(collective, topology, [Share(Fraction(1), 0, None, up.root, up, down)]))
     assert violations(program, topology) == []
@@ -35,7 +35,7 @@ def lowered(collective: Collective, up: Tree, down: Tree | None) -> Program:
 
 
 def star(own_operand_index: int, name: str = "allreduce") -> Program:
-    """Four ranks reduce into rank 0, which adds its own contribution after ``own_operand_index`` messages."""
+    """A program in which rank 0 adds its own contribution after ``own_operand_index`` messages of three others."""
     up = Tree(0, ((1, 0), (2, 0), (3, 0)))
     if name == "allreduce":
         program = lowered(Collective("allreduce", 4), up, Tree(0, ((0, 1), (0, 2), (0, 3))))
@@ -45,39 +45,39 @@ def star(own_operand_index: int, name: str = "allreduce") -> Program:
         replace(role, own_operand_index=own_operand_index) if role.stage == "root" else role for role in program.roles
     )
     assert sum(role.own_operand_index == own_operand_index and role.stage == "root" for role in roles) == 1
-    turned = replace(program, roles=roles)
-    assert violations(turned, parse_spec("clique:4")) == []
-    return turned
+    reordered = replace(program, roles=roles)
+    assert violations(reordered, parse_spec("clique:4")) == []
+    return reordered
 
 
 @pytest.mark.parametrize("run", ALL)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(
-    ("op", "values", "wanted"),
+    ("op", "values", "results"),
     [
-        # 2^24 swallows a 1 that is added to it, not a 2.
+        # 2^24 + 1 rounds to 2^24; 2^24 + 2 is exact.
         ("sum", [1.0, 1.0, 2.0**24, -(2.0**24)], [2.0, 2.0, 0.0, 1.0]),
-        # Of two equal zeros min returns the second: this tells operand 0 from 1, which sums do not.
+        # Of two equal zeros min returns the second, which distinguishes operand 0 from 1; sums do not.
         ("min", [-0.0, 0.0, 0.0, 1.0], [0.0, 0.0, -0.0, -0.0]),
         ("min", [-0.0, 0.0, 1.0, 1.0], [0.0, -0.0, -0.0, -0.0]),
     ],
 )
 def test_the_own_contribution_has_its_turn(
-    run: reference.Run, op: str, values: list[float], wanted: list[float], in_place: bool
+    run: reference.Run, op: str, values: list[float], results: list[float], in_place: bool
 ) -> None:
     inputs = [np.full(40, value, np.float32) for value in values]
-    for index, want in enumerate(wanted):
+    for index, result in enumerate(results):
         for program in (star(index), star(index, "reduce")):
             call = CollectiveCall.of(program.collective, "float32", 40, op)
             outputs = run(program, inputs, call, in_place=in_place, chunk_bytes=64)
-            assert outputs[0].tobytes() == np.full(40, want, np.float32).tobytes(), (index, outputs[0][0])
+            assert outputs[0].tobytes() == np.full(40, result, np.float32).tobytes(), (index, outputs[0][0])
 
 
 @pytest.mark.parametrize("run", ALL)
 def test_an_execution_rounds_once_and_every_hop_rounds(run: reference.Run) -> None:
     inputs = [np.full(20, value, np.float16) for value in (2048, 1, 1, 1)]
     at_once = run(star(0), inputs, CollectiveCall.of(star(0).collective, "float16", 20))
-    assert {float(x) for out in at_once if out is not None for x in out} == {2052}  # 2051 is a tie
+    assert {float(x) for out in at_once if out is not None for x in out} == {2052}  # 2051 rounds to 2052, as a tie.
     up, down = Tree(3, ((0, 1), (1, 2), (2, 3))), Tree(3, ((3, 2), (2, 1), (1, 0)))
     chain = lowered(Collective("allreduce", 4), up, down)
     by_hops = run(chain, inputs, CollectiveCall.of(chain.collective, "float16", 20))

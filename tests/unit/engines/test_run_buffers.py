@@ -1,4 +1,4 @@
-"""Memory of the ranks: separate or shared as nccl.h says."""
+"""Buffers of the ranks, separate or in place as in nccl.h."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def test_in_place_blocks_are_the_same_memory(name: str, rank: int, first: int) -
 
 
 def test_inputs_are_copied_and_checked() -> None:
-    mine = [np.arange(4, dtype=np.int32) for _ in range(3)]
-    buffers = filled(collective("allreduce"), mine, 4, "int32", in_place=True)
+    inputs = [np.arange(4, dtype=np.int32) for _ in range(3)]
+    buffers = filled(collective("allreduce"), inputs, 4, "int32", in_place=True)
     source = buffers.inputs[0]
     source[:] = 0
-    assert mine[0].tolist() == [0, 1, 2, 3]
-    with pytest.raises(UsageError, match="inputs are int32, but the call says float32"):
-        filled(collective("allreduce"), mine, 4, "float32", in_place=False)
+    assert inputs[0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(UsageError, match="inputs: expected float32, as in the call, got int32"):
+        filled(collective("allreduce"), inputs, 4, "float32", in_place=False)
     with pytest.raises(UsageError, match="rank 0's input has 4 elements, expected 1 block"):
-        filled(collective("allreduce"), mine, 5, "int32", in_place=False)
+        filled(collective("allreduce"), inputs, 5, "int32", in_place=False)
 
 
 def test_engines_are_found_by_name() -> None:

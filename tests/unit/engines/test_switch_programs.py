@@ -1,4 +1,4 @@
-"""Programs with switches that combine: what they are, who runs them, and what they cost."""
+"""Programs with in-network reduction: their form, the engine that runs them, and their cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def switched(name: str = "allreduce") -> tuple[Program, Topology]:
     return lower(forest), forest.topology
 
 
-def test_the_switch_is_a_relay_that_takes_from_all_and_sends_to_all():
+def test_the_switch_is_a_relay_that_receives_from_all_and_sends_to_all():
     program, network = switched()
     assert program.relays == program.combining == (8,)
     root = next(role for role in program.roles if role.stage == "root")
@@ -48,14 +48,14 @@ def test_the_reference_engine_runs_it(name, op):
         assert difference(reference.run, program, count=count, dtype="float32", op=op, chunk_bytes=64) is None
 
 
-def test_no_other_engine_takes_it():
+def test_no_other_engine_runs_it():
     program, _ = switched()
-    for taken in (lambda: check_roles(program, relays=True), lambda: HostPlan(program)):
-        with pytest.raises(UnsupportedError, match=r"combines at switches \[8\], which engine reference alone does"):
-            taken()
+    for check in (lambda: check_roles(program, relays=True), lambda: HostPlan(program)):
+        with pytest.raises(UnsupportedError, match=r"reduces data at switches \[8\], which only engine reference can"):
+            check()
 
 
-def test_a_switch_that_only_passes_on_must_not_combine():
+def test_a_switch_that_only_forwards_must_not_reduce():
     program, network = switched()
     plain = replace(network, vertices=tuple(replace(v, combines=False) for v in network.vertices))
     assert violations(program, plain) == ["relay 8 reduces or multicasts, but NVSwitch only forwards packets"]
@@ -65,14 +65,14 @@ def test_a_switch_that_only_passes_on_must_not_combine():
 
 
 def test_all_goes_up_and_down_at_the_rate_of_the_links():
-    """100 MB in 100 chunks over 450 GB/s: a chunk is on its way down while the next one comes up."""
+    """100 MB in 100 chunks at 450 GB/s take the time of 101 chunks, as a chunk goes down while the next comes up."""
     costs = calibration_of(link_class("nvlink", 450.0, 450.0))
     timed = simulate(*switched(), costs, 100 * MB, chunk_bytes=MB)
     assert timed.seconds == pytest.approx(101 * MB / 450e9)
 
 
-def test_adding_up_in_the_switch_costs_nothing_and_nobody_issues_or_signals_there():
-    """A chunk up is issued by a GPU, 5 us; one down is not. What GPUs would pay to combine nobody does here."""
+def test_in_network_reduction_has_no_cost_of_reducing_issuing_or_signalling():
+    """A GPU issues a chunk to the switch, 5 us; the switch's own chunks, and its reductions, cost nothing."""
     costs = calibration_of(
         link_class("nvlink", 450.0, 200.0), issue_us=5.0, signal_us=3.0, reduce_us=100.0, reduce_gb_per_s=1.0
     )
