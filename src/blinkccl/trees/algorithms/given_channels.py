@@ -54,7 +54,7 @@ def forest_of(graphs: Iterable[ChannelGraph], machine: Topology, collective: str
     vertex = _vertices(graph, machine)
     ranks = tuple(vertex.values())
     if collective not in COLLECTIVES:
-        raise UsageError(f"{collective!r} is not one of {', '.join(COLLECTIVES)}")
+        raise UsageError(f"unknown collective {collective!r}; expected one of {', '.join(COLLECTIVES)}")
     root = 0 if "root" in COLLECTIVES[collective].parameters else None
     if graph.id == TREE and collective != "allreduce":
         raise UnsupportedError(f"NCCL has trees for allreduce, not for {collective}; give a graph file with rings")
@@ -119,7 +119,8 @@ def _links(request: Request, graph: ChannelGraph, orders: Sequence[tuple[int, ..
             return network, paths
         lacking = without[0]
     raise UnsupportedError(
-        f"the channel from GPU {lacking[0]} to {lacking[1]} ({graph.kind}) has no path on {request.topology.name}"
+        f"the channel from GPU {lacking[0]} to {lacking[1]} ({graph.kind}) has no path on {request.topology.name}; "
+        "give the topology of the machine on which NCCL wrote the file"
     )
 
 

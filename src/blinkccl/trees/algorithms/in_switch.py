@@ -75,7 +75,8 @@ def in_switch_forest(topology: Topology, collective: Collective, ranks: Sequence
     task = TreeTask(view.network, combining, *_STAGES[collective.name], _roots(collective))
     if len(ranks) > MOST_RANKS:
         raise UnsupportedError(
-            f"{len(ranks)} ranks are too many to plan with in-network reduction, expected at most {MOST_RANKS}"
+            f"{len(ranks)} ranks are too many to plan with in-network reduction, expected at most {MOST_RANKS}; use "
+            "--algo optimal"
         )
     cut = _cut(collective, view)
     rate, trees = _two_way_trees(task, cut) or _trees(task, cut)
@@ -103,7 +104,7 @@ def _trees(task: TreeTask, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...
     if unlike > MOST_UNLIKE:
         raise UnsupportedError(
             f"{unlike} links without an equivalent by symmetry are too many to plan with in-network reduction, "
-            f"expected at most {MOST_UNLIKE}"
+            f"expected at most {MOST_UNLIKE}; use --algo optimal"
         )
     return in_network_trees(task, cut.bound)
 

@@ -92,10 +92,10 @@ def plan(request: Request) -> Forest:
     name = request.collective.name
     if name in FLOWS and request.objective not in ("shallow", "exact"):
         raise UnsupportedError(
-            f"--objective {request.objective} is for trees; {name} sends along paths of a maximum flow"
+            f"--objective {request.objective} is for trees, but {name} uses the paths of a maximum flow; leave it out"
         )
     if name in FLOWS and request.max_trees is not None:
-        raise UnsupportedError(f"--max-trees is for trees; {name} sends along paths of a maximum flow")
+        raise UnsupportedError(f"--max-trees is for trees, but {name} uses the paths of a maximum flow; leave it out")
     job = PlanningJob(request, rank_network_of(request.network, request.ranks))
     forest = _stars(job) or _trees_or_flows(job)
     for step in STEPS:
