@@ -271,9 +271,9 @@ def is_right(forest: Forest) -> bool:
         got.update({v: count for v, count in copies.items() if v in destinations})
     for item in forest.collective.items():
         block = next(share.block for share in forest.shares if forest.item(share) is item)
-        mine = {key: got for key, got in slices.items() if key[0] == block}
+        of_block = {key: got for key, got in slices.items() if key[0] == block}
         once = Counter({forest.ranks[r]: 1 for r, _ in item.destinations})
-        if sum(key[2] for key in mine) != item.weight or any(got != once for got in mine.values()):
+        if sum(key[2] for key in of_block) != item.weight or any(got != once for got in of_block.values()):
             return False
     return True
 

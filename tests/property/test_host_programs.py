@@ -169,8 +169,8 @@ def test_calls_in_a_row_do_not_disturb_each_other(seed: int) -> None:
     with host.local_endpoints(ranks, Area()) as ends, ThreadPoolExecutor(ranks) as pool:
         for _ in pool.map(all_calls, ends):
             pass
-    for number, (*_, buffers, wanted) in enumerate(jobs):
-        assert mismatch(buffers.outputs, wanted, 1) is None, f"call {number}"
+    for number, (*_, buffers, expected) in enumerate(jobs):
+        assert mismatch(buffers.outputs, expected, 1) is None, f"call {number}"
 
 
 def total(program: Program, each: Callable[[int], int]) -> int:

@@ -196,9 +196,9 @@ def _least_weight(claim: ClaimedProof, item: Requirement, joints: Ranks) -> Frac
     elif len(item.keepers) == 1:
         roots = item.keepers
     total, spared = Fraction(0), dict.fromkeys(roots, Fraction(0))
-    for key, wanted in (("entered", frozenset(item.keepers)), ("left", frozenset(item.sources))):
+    for key, ends in (("entered", frozenset(item.keepers)), ("left", frozenset(item.sources))):
         for weight, some in claim.sets.get(key, ()):
-            if not wanted.isdisjoint(some):
+            if not ends.isdisjoint(some):
                 total += weight
                 for vertex in some:
                     if vertex in spared:
@@ -346,14 +346,14 @@ def _pay_cheapest(reduced: dict[int, dict[int, int]], paid: list[int]) -> dict[i
 
 def _cycles(entering: dict[int, int]) -> list[list[int]]:
     """The cycles of a graph in which exactly one arc enters each vertex."""
-    seen: dict[int, int] = {}
+    visited: dict[int, int] = {}
     cycles = []
     for start in entering:
         vertex = start
-        while vertex not in seen:
-            seen[vertex] = start
+        while vertex not in visited:
+            visited[vertex] = start
             vertex = entering[vertex]
-        if seen[vertex] == start:
+        if visited[vertex] == start:
             cycle = [vertex]
             while entering[cycle[-1]] != vertex:
                 cycle.append(entering[cycle[-1]])

@@ -104,16 +104,19 @@ def _frame(plan: ClaimedPlan, network: GivenLinks) -> Iterator[str]:
             )
 
 
-def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
+def _contained(plan: GivenLinks, machine: GivenLinks) -> Iterator[str]:
     """Vertices and links of the plan's own topology that the topology given beside it does not have.
 
     The plan may restrict a vertex: split it into parts without links between them, or treat a host as a memory only.
     """
     whole = {vertex: plan.part_of.get(vertex, vertex) for vertex in plan.kinds}
     for vertex, kind in plan.kinds.items():
-        real = given.kinds.get(whole[vertex], "absent")
-        if vertex in plan.combining and whole[vertex] not in given.combining:
-            yield f"topology: vertex {vertex} combines in the plan, not in the topology given beside it"
+        real = machine.kinds.get(whole[vertex], "absent")
+        if vertex in plan.combining and whole[vertex] not in machine.combining:
+            yield (
+                f"topology: vertex {vertex} has in-network reduction (combines) in the plan, but not in the topology "
+                "given beside it"
+            )
         if kind != real and (kind, real) != ("memory", "host"):
             yield f"topology: vertex {vertex} is a {kind[:20]} in the plan, {real[:20]} in the topology given beside it"
     together: dict[tuple[tuple[int, int], str], float] = defaultdict(float)
@@ -121,9 +124,9 @@ def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
         together[(whole[src], whole[dst]), plan.by[src, dst]] += gb_per_s
     for (arc, by), gb_per_s in together.items():
         available = {
-            "write": given.gb_per_s.get(arc, 0.0),
-            "read": given.read_gb_per_s.get(arc, 0.0),
-        }.get(by, min(given.gb_per_s.get(arc, 0.0), given.read_gb_per_s.get(arc, 0.0)))
+            "write": machine.gb_per_s.get(arc, 0.0),
+            "read": machine.read_gb_per_s.get(arc, 0.0),
+        }.get(by, min(machine.gb_per_s.get(arc, 0.0), machine.read_gb_per_s.get(arc, 0.0)))
         if gb_per_s > available * (1 + _RATES):
             yield (
                 f"topology: link {arc[0]} → {arc[1]} has {gb_per_s} GB/s in the plan, {available} GB/s in the "
@@ -132,7 +135,7 @@ def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
 
 
 def _beyond_prices(plan: ClaimedPlan, walks: list[Walk]) -> Iterator[str]:
-    """A fault if a dual without sets, which bounds trees over ranks alone, is given for a tree with a switch."""
+    """The fault of a dual without sets beside a tree with a switch: such prices bound trees over ranks only."""
     if plan.certificate.kind != "dual" or plan.certificate.sets:
         return
     job = frozenset(plan.ranks)

@@ -35,7 +35,7 @@ def test_the_trees_of_switches_are_a_plan(blink, tmp_path):
     assert (checked.code, checked.out.splitlines()[-1]) == (0, "proved")
     refused = blink("check", file, "--topo", "2x dgx-a100")
     assert refused.code == 1
-    assert "vertex 16 combines in the plan, not in the topology given beside it" in refused.out
+    assert "vertex 16 has in-network reduction (combines) in the plan, but not in the topology" in refused.out
     timed = json.loads(blink("sim", file, "--size", "64M", "--json").out)["sizes"][0]["algorithms"]
     both = (
         "sim",

@@ -58,8 +58,8 @@ class Direct:
 def without_transit(network: FlowNetwork, demand: Mapping[int, int]) -> Direct | None:
     """The network without its switches, in which ``demand[r]`` units from every root r still reach every terminal.
 
-    They must reach every terminal in ``network``. None if some switch has different capacities in and out, such that
-    not all units reach their terminals, or if there are too many pairs to test.
+    They must reach every terminal in ``network``. None in two cases: unequal capacities in and out of a switch keep
+    some units from a terminal, or there are too many pairs to test.
     """
     for trusting in (True, False):
         splitting = _Splitting(network, demand, trusting=trusting)

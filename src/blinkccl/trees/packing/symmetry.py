@@ -123,9 +123,9 @@ class _Mover:
         mapped = dict(enumerate(image))
         waiting = list(range(self._network.terminals, self._network.n))
         while waiting:
-            taken = set(mapped.values())
+            used = set(mapped.values())
             sources = self._by_neighbours(waiting, mapped)
-            targets = self._by_neighbours([w for w in range(self._network.n) if w not in taken], {w: w for w in taken})
+            targets = self._by_neighbours([w for w in range(self._network.n) if w not in used], {w: w for w in used})
             if not sources:
                 return None
             for key, vertices in sources.items():

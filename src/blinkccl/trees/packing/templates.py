@@ -162,8 +162,8 @@ def _dealt(
     if graph.max_flow(source, source + 1) < count * len(places):
         return None
     return {
-        place: [(arc, graph.flow(edge)) for arc, edge in mine.items() if graph.flow(edge)]
-        for place, mine in zip(places, edges, strict=True)
+        place: [(arc, graph.flow(edge)) for arc, edge in edge_of.items() if graph.flow(edge)]
+        for place, edge_of in zip(places, edges, strict=True)
     }
 
 
@@ -173,7 +173,7 @@ def _as_templates(
     """Templates, with equal ones merged. The order of arcs by orbit makes many templates equal."""
     trees: dict[tuple[int, Hops], int] = {}
     for root in dict.fromkeys(root for root, _ in chosen):
-        rows = [list(reversed(arcs)) for (mine, _), arcs in chosen.items() if mine == root]
+        rows = [list(reversed(arcs)) for (owner, _), arcs in chosen.items() if owner == root]
         while rows and rows[0]:
             units = min(row[-1][1] for row in rows)
             tree = tuple(row[-1][0] for row in rows)

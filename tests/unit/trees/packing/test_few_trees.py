@@ -79,8 +79,8 @@ def test_one_tree_per_root_is_the_best_of_least_depth(seed: int, monkeypatch: py
     depth = max(map(network.eccentricity, range(network.n)))
     columns = tree_columns(network, range(network.n), depth)
     assert columns is not None
-    mine = [[arcs for r, arcs in columns if r == root] for root in range(network.n)]
-    best = max(rate_of(network, [(Fraction(1), arcs) for arcs in trees]) for trees in product(*mine))
+    by_root = [[arcs for r, arcs in columns if r == root] for root in range(network.n)]
+    best = max(rate_of(network, [(Fraction(1), arcs) for arcs in trees]) for trees in product(*by_root))
     few = shallow.few_trees(network, rate, 1, best * Fraction(99, 100), least_depth=True)
     if len(symmetry_of(network).moves) == 1 and best < rate:
         assert few is not None
