@@ -91,7 +91,7 @@ class Phases:
     def fastest(self, most: int) -> tuple[Fraction, int, list[Pair]]:
         """The fastest rate found with at most ``most`` equal trees in all, the number of trees, and the trees.
 
-        For a number of trees, a bisection tries the rates at which an integer number of trees fills some link.
+        For each number of trees, a bisection tries the rates at which some link is full.
         InternalError if not even one tree is found.
         """
         widths = [c for _, _, c in self._network.arcs]

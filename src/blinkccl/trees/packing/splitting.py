@@ -70,7 +70,7 @@ def without_transit(network: FlowNetwork, demand: Mapping[int, int]) -> Direct |
 
 
 class _Splitting:
-    """One pass over all switches. ``trusting`` uses rails untested; mostly, a final test accepts them all at once."""
+    """One pass over all switches. ``trusting`` uses rails untested; usually one final test accepts them all."""
 
     def __init__(self, network: FlowNetwork, demand: Mapping[int, int], *, trusting: bool) -> None:
         self.trusting = trusting
