@@ -17,7 +17,7 @@
 namespace blink::shim {
 namespace {
 
-// The level of a word as NCCL_DEBUG takes them, in any case; −1: none of them.
+// The level for a value of NCCL_DEBUG, in any case; −1: unknown.
 int level_of(const char* text) {
   const struct {
     const char* name;
@@ -39,8 +39,8 @@ std::string host() {
 
 std::string process() { return std::to_string(getpid()); }
 
-// While it lives, this thread writes into a closed pipe without a signal; the program's own handling of it stays as it
-// is.
+// While it exists, this thread's writes into a closed pipe raise no SIGPIPE; the program's handling of SIGPIPE is
+// unchanged.
 class NoPipeSignal {
  public:
   NoPipeSignal() {
@@ -84,7 +84,7 @@ bool write_all(int descriptor, const std::string& text) {
 
 namespace {
 
-// Opened for every line: so it is right after a fork, and in programs that close all descriptors.
+// Opened for each line, so it is right after a fork and in programs that close all descriptors.
 bool append_to(const std::string& path, const std::string& text) {
   const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
   if (file < 0) return false;
@@ -92,8 +92,8 @@ bool append_to(const std::string& path, const std::string& text) {
   return close(file) == 0 && good;
 }
 
-// Where NCCL_DEBUG_FILE sends lines; empty: to stderr. NCCL truncates its own file when it opens it, and goes on
-// writing where it left off: so ours is another beside it, unless it names a device, which is no file but a place.
+// The file for lines from NCCL_DEBUG_FILE; empty: stderr. NCCL truncates its file when it opens it, and continues at
+// its own position. So Blink writes another file beside it, unless the name is a device.
 std::string file_of_lines() {
   const char* pattern = variable("NCCL_DEBUG_FILE");
   if (pattern == nullptr) return "";
@@ -124,7 +124,7 @@ Level log_level() {
     for (const char* name : {"BLINK_DEBUG", "NCCL_DEBUG"}) {
       if (const int wanted = level_of(std::getenv(name)); wanted >= 0) return static_cast<Level>(wanted);
     }
-    // What keeps a job from running on trees is not to wait for the table at the job's end.
+    // With a report, warnings are logged even without a level: they say at once why a job does not run on trees.
     const bool silent = variable("BLINK_DEBUG") != nullptr || variable("NCCL_DEBUG") != nullptr || variable("BLINK_REPORT") == nullptr;
     return silent ? Level::kNone : Level::kWarn;
   }();
@@ -146,7 +146,7 @@ void log(Level level, const std::string& text) {
     }
     const std::string path = file_of_lines();
     if (path.empty() || !append_to(path, lines)) write_all(STDERR_FILENO, lines);
-  } catch (...) {  // without memory there is no line
+  } catch (...) {  // without memory the line is lost
   }
 }
 

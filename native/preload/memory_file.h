@@ -1,4 +1,4 @@
-// Files in memory, without a name, that are closed on exec.
+// Anonymous files in memory, closed on exec.
 #pragma once
 
 #include <fcntl.h>
@@ -10,15 +10,14 @@
 
 namespace blink::shim {
 
-// −1 and errno if there can be none. Some systems insist on such files that can never be run; older ones do not know
-// that flag. It may be sealed.
+// A file that can be sealed; −1 and errno on an error. Some systems require MFD_NOEXEC_SEAL; older ones do not know it.
 inline int memory_file(const char* name) {
   constexpr unsigned kNeverRun = 8;  // MFD_NOEXEC_SEAL
   const int file = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | kNeverRun);
   return file >= 0 || errno != EINVAL ? file : memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 }
 
-// Of so many bytes, which nobody who maps it can change any more; −1 and errno.
+// A file of `bytes` bytes, sealed against changes of its size; −1 and errno on an error.
 inline int shared_file(const char* name, std::uint64_t bytes) {
   const int file = memory_file(name);
   if (file < 0 || (ftruncate(file, static_cast<off_t>(bytes)) == 0 &&

@@ -1,5 +1,5 @@
-// What collectives, element types and operations are called, and how long an element is, by the numbers of blink/types.h;
-// the names are those of blinkccl/collectives.
+// Names of collectives, element types and operations, and element sizes, by the numbers of blink/types.h. The names are
+// those of blinkccl/collectives.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ inline const char* name_of_dtype(std::uint32_t dtype) {
 inline const char* name_of_operation(std::uint32_t operation) {
   return operation < std::size(kOperationNames) ? kOperationNames[operation] : "another operation";
 }
-// 0 of what is no type of ours.
+// Bytes of an element; 0 for an unknown type.
 inline std::size_t bytes_of_element(std::uint32_t dtype) {
   return dtype < std::size(kElementTypes) ? kElementTypes[dtype].bytes : 0;
 }

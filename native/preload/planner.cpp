@@ -25,21 +25,21 @@
 namespace blink::shim {
 namespace {
 
-constexpr int kTickMs = 20;        // between two looks whether it has ended
-constexpr double kReapS = 2;       // for a killed process to end; one that hangs in the kernel may take longer
+constexpr int kTickMs = 20;        // between two checks of the child
+constexpr double kReapS = 2;       // for a killed process to end, except if it hangs in the kernel
 constexpr int kFirstDescriptor = 3;
 constexpr std::size_t kMostOutBytes = 64 << 10, kMostFileBytes = 64 << 20, kMostErrBytes = 16 << 10;
 constexpr char kWarning[] = "blink planner: warning: ";
 constexpr const char* kModule = "blinkccl.nccl.planner";
 constexpr const char* kOurs[] = {"libblink.so", "libblink_mpi.so", "libblink_mpi4.so"};
-constexpr int kMostLogged = 20;  // lines of its stderr
+constexpr int kMostLogged = 20;  // lines of the child's stderr
 
 struct Ended {
   bool started = false, in_time = false, too_much = false;
-  bool known = false;  // false: the program that we are in has reaped it, and how it ended is lost
+  bool known = false;  // false: this program's own code has reaped it, and the status is lost
   int status = 0;      // of waitpid
-  std::string why;     // where it did not start
-  std::string out, err;  // what it wrote; of err the last kMostErrBytes
+  std::string why;     // the reason if it did not start
+  std::string out, err;  // its output; the last kMostErrBytes of err
 };
 
 class Descriptor {
@@ -56,9 +56,9 @@ class Descriptor {
   const int descriptor_;
 };
 
-// One of the child's standard files: in memory, so that nobody has to wait until it is read. It appends, as others may
-// open it anew by its name. Above 0, 1 and 2, which are free where the program has closed its own: the child's must not
-// land on each other.
+// One of the child's standard files: in memory, so that the child never waits for a reader. It appends, since others
+// may open it again by its name. Its number is above 0, 1 and 2: these may be free if the program has closed its own,
+// and the child's files must not overwrite each other.
 int standard_file(const std::string& content) {
   const Descriptor low(memory_file("blink-planner"));
   const int file = fcntl(low.get(), F_DUPFD_CLOEXEC, kFirstDescriptor);
@@ -69,7 +69,7 @@ int standard_file(const std::string& content) {
 
 std::size_t size_of(const Descriptor& file) { return static_cast<std::size_t>(std::max<off_t>(lseek(file.get(), 0, SEEK_END), 0)); }
 
-// The last `most` bytes.
+// The last `most` bytes of a file.
 std::string end_of(const Descriptor& file, std::size_t most) {
   const std::size_t size = size_of(file);
   std::string text(std::min(size, most), '\0');
@@ -78,7 +78,7 @@ std::string end_of(const Descriptor& file, std::size_t most) {
   return text;
 }
 
-// Descriptors that the child would inherit. One that another thread opens right now may be missed.
+// Descriptors that the child would inherit. One that another thread opens meanwhile may be missed.
 std::vector<int> inherited() {
   std::vector<int> found;
   DIR* const directory = opendir("/proc/self/fd");
@@ -100,7 +100,7 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
   return all;
 }
 
-// posix_spawn's arguments: initialised and destroyed together.
+// posix_spawn's arguments, initialised and destroyed together.
 class Settings {
  public:
   Settings() {
@@ -118,8 +118,8 @@ class Settings {
   posix_spawnattr_t attributes;
 };
 
-// Starts it: 0 or an error. A new process group, and signals as a fresh process has them, whatever this thread blocks
-// and this program ignores.
+// Starts the child and returns 0 or an error. It gets a new process group and default signal handling, independent of
+// the signals that this thread blocks and this program ignores.
 int start(const std::vector<std::string>& words, const std::vector<std::string>& variables,
           const std::array<int, 3>& standard, pid_t* pid) {
   Settings settings;
@@ -144,12 +144,12 @@ int start(const std::vector<std::string>& words, const std::vector<std::string>&
                       pointers(variables).data());
 }
 
-// A child that has been started, until it has been reaped.
+// A child process, from its start until it is reaped.
 class Child {
  public:
   explicit Child(pid_t pid) : pid_(pid) {}
 
-  // Whether it has ended. It stays unreaped: until then nobody else gets its number, and it can be used to kill.
+  // True if the child has ended. It stays unreaped: until then its process id is not reused, and kill() is safe.
   bool has_ended() {
     siginfo_t about{};
     int result;
@@ -160,13 +160,13 @@ class Child {
     return lost_ || about.si_pid == pid_;
   }
 
-  // Kills what is left of its group and reaps it.
+  // Kills the rest of the child's process group and reaps the child.
   void end(Ended* ended) {
     if (!lost_) kill(-pid_, SIGKILL);
     const Deadline patience(kReapS);
     while (!has_ended()) {
       if (patience.passed()) {
-        // It hangs in the kernel, in a driver perhaps. Nobody shall wait for that, but somebody must reap it.
+        // It hangs in the kernel, perhaps in a driver. No caller should wait for that, so a thread reaps it later.
         const pid_t pid = pid_;
         std::thread([pid] { reap(pid, nullptr); }).detach();
         return;
@@ -189,8 +189,8 @@ class Child {
   bool lost_ = false;
 };
 
-// Runs `words` (the first is looked for on PATH) with `variables` as its environment and `input` on its stdin until it
-// ends, or kills it and what it started at the deadline, or when it writes more than kMostOutBytes to its stdout.
+// Runs `words` (the first is searched on PATH) with the environment `variables` and `input` on stdin until it ends.
+// Kills it and its children after the timeout, or if it writes more than kMostOutBytes to stdout.
 Ended run_child(const std::vector<std::string>& words, const std::vector<std::string>& variables,
                 const std::string& input, const Deadline& deadline) {
   Ended ended;
@@ -215,7 +215,7 @@ Ended run_child(const std::vector<std::string>& words, const std::vector<std::st
   return ended;
 }
 
-// LD_PRELOAD's list, separated by colons or spaces, without our libraries.
+// LD_PRELOAD's list, separated by colons or spaces, without Blink's libraries.
 std::string without_us(const std::string& list) {
   std::string rest;
   for (std::size_t at = 0; at < list.size();) {
@@ -228,7 +228,7 @@ std::string without_us(const std::string& list) {
   return rest;
 }
 
-// Ours, for a child that must not interpose anything.
+// This process's environment, for a child in which Blink must not interpose.
 std::vector<std::string> variables_of_child() {
   const std::string preload = "LD_PRELOAD=";
   std::vector<std::string> variables;
@@ -241,7 +241,7 @@ std::vector<std::string> variables_of_child() {
     }
     variables.push_back(std::move(variable));
   }
-  variables.push_back("PYTHONSAFEPATH=1");  // a job's directory may have a types.py of its own
+  variables.push_back("PYTHONSAFEPATH=1");  // the job's directory may contain a types.py
   return variables;
 }
 
@@ -255,7 +255,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Whether `line` is `word` and what follows it, in `rest`.
+// True if `line` begins with `word`; stores the remainder in `rest`.
 bool begins(const std::string& line, const std::string& word, std::string* rest) {
   if (line.compare(0, word.size(), word) != 0) return false;
   *rest = line.substr(word.size());
@@ -267,10 +267,10 @@ std::string how_it_ended(int status) {
   return "was ended by signal " + std::to_string(WTERMSIG(status));
 }
 
-// Why it has no answer, of one that has run; empty if there is one, then in `line`.
+// The reason why a child that has run gave no answer; empty if it gave one, stored in `line`.
 std::string trouble(const Ended& ended, std::string* line) {
-  if (ended.too_much) return "has written too much";
-  if (!ended.in_time) return "has not ended by its deadline (BLINK_PLAN_TIMEOUT)";
+  if (ended.too_much) return "wrote too much output";
+  if (!ended.in_time) return "did not end within its timeout (BLINK_PLAN_TIMEOUT)";
   const std::vector<std::string> lines = lines_of(ended.out);
   const std::string last = lines.empty() ? "" : lines.back();
   std::string reason;
@@ -303,9 +303,9 @@ bool run_python(const std::string& module, const std::vector<std::string>& words
   }
   if (found.empty()) return true;
   *why = planner + found;
-  // Python says last what was wrong; who refuses has said it.
+  // Python's last line names the error; a refusal already contains its reason.
   const bool refused = ended.in_time && (!ended.known || ended.status == 0);
-  if (!lines.empty() && !refused) *why += "; the last that it said: " + lines.back().substr(0, 500);
+  if (!lines.empty() && !refused) *why += "; its last line of output: " + lines.back().substr(0, 500);
   return false;
 }
 
@@ -317,7 +317,7 @@ bool run_planner(const std::vector<std::string>& infos, const Deadline& deadline
   if (begins(line, "bundle ", directory) && !directory->empty()) return true;
   *why = std::string("the planner (") + kModule + ") ";
   if (!begins(line, "uncompiled ", &reason)) {
-    *why += "has written " + quoted(line.substr(0, 200)) + "; expected bundle DIRECTORY or refused REASON";
+    *why += "wrote " + quoted(line.substr(0, 200)) + "; expected bundle DIRECTORY or refused REASON";
     return false;
   }
   static std::once_flag once;

@@ -54,7 +54,7 @@ std::string sha256(const void* bytes, std::size_t size) {
   const std::size_t whole = size / kBlock * kBlock;
   for (std::size_t i = 0; i < whole; i += kBlock) absorb(state, at + i);
 
-  // What is left, a one bit, and at the end of a block the length in bits.
+  // The rest, a one bit, and the length in bits at the end of a block.
   unsigned char last[2 * kBlock] = {};
   const std::size_t rest = size - whole, blocks = rest + 1 + 8 > kBlock ? 2 : 1;
   if (rest != 0) std::memcpy(last, at + whole, rest);

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4): of keys, which must neither collide nor be guessed, and of files.
+// SHA-256 (FIPS 180-4), of keys, which must be unique and unpredictable, and of files.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace blink::shim {
 
-// In 64 hexadecimal digits.
+// The digest as 64 hexadecimal digits.
 std::string sha256(const void* bytes, std::size_t size);
 
 }  // namespace blink::shim

@@ -7,7 +7,7 @@
 namespace blink::shim {
 namespace {
 
-const std::string kReady = "+", kRefused = "-";  // what a rank says begins with one of them
+const std::string kReady = "+", kRefused = "-";  // the first character of a rank's contribution
 
 // A sentence that names the rank.
 std::string sentence(const blink_bootstrap_reason& reason) {
@@ -19,7 +19,7 @@ std::string sentence(const blink_bootstrap_reason& reason) {
   return text;
 }
 
-// A hash of parts that no other parts have: each with its length.
+// A hash of length-prefixed parts, so different lists of parts have different hashes.
 std::string key_of_parts(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) text += std::to_string(part.size()) + ":" + part;
@@ -50,7 +50,7 @@ bool Bootstrap::all_gather(bool good, const std::string& words, std::vector<std:
   }
   if (status != BLINK_BOOTSTRAP_OK) {
     blink_bootstrap_reason reason{BLINK_BOOTSTRAP_FAILED, rank_, getpid(), "the communicator was aborted"};
-    if (status == BLINK_BOOTSTRAP_AGAIN) blink_bootstrap_fail(handle_, &reason);  // the others are told, too
+    if (status == BLINK_BOOTSTRAP_AGAIN) blink_bootstrap_fail(handle_, &reason);  // the other ranks get the reason, too
     blink_bootstrap_cause(handle_, &reason);
     *why = sentence(reason);
     return false;

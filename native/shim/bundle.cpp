@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::size_t kMostFileBytes = 64 << 20, kMostImageBytes = 64 << 20;
 constexpr std::int64_t kMostRanks = 4096, kMostSlots = 1 << 16, kMostRows = 1 << 20;
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 40;  // of a segment: no sum or product overflows
-// Whatever lies in a segment begins on a line, and so do the counters of every part.
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 40;  // of a segment, so that sums and products cannot overflow
+// Everything in a segment begins on a line of kLine bytes, and so do the counters of each part.
 constexpr std::int64_t kLine = 128, kGroup = 16;
 
 struct Refused {
@@ -29,7 +29,7 @@ struct Refused {
   throw Refused{"expected " + what + ", got " + got};
 }
 
-// False if it cannot be read or is longer than it may be.
+// Reads a whole file; false on an error or beyond `most` bytes.
 bool contents(const std::string& path, std::size_t most, std::string* bytes) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), std::fclose);
   if (file == nullptr) return false;
@@ -41,7 +41,7 @@ bool contents(const std::string& path, std::size_t most, std::string* bytes) {
   return std::ferror(file.get()) == 0;
 }
 
-// The header and the tables, as they lie in the file; whole, of this version and as they were written.
+// Copies the header and the tables out of `bytes`; refuses a file that is cut off, of another version or altered.
 void take(const std::string& bytes, Bundle* bundle) {
   blink_gpu_bundle& head = *bundle;
   if (bytes.size() < sizeof head) {
@@ -79,7 +79,7 @@ void take(const std::string& bytes, Bundle* bundle) {
   same("tables that are all of the file,", bytes.size(), at);
 }
 
-// What memory safety needs of the numbers: a digest says who wrote them last, not that they are right.
+// The bounds that memory safety needs: the digest shows that the file is intact, not that its numbers are right.
 class Checks {
  public:
   explicit Checks(const Bundle& bundle) : b_(bundle) {}
@@ -138,7 +138,7 @@ class Checks {
     range("slots", b_.slots, 1, kMostSlots);
     range("slot_bytes", b_.slot_bytes, kLine, kMostBytes, kLine);
     range("line_bytes", b_.line_bytes, 0, kMostBytes, kLine);
-    // A block of the GPU is made of whole warps; on the CPU one thread is a block.
+    // A block of the GPU consists of whole warps; on the CPU a block is one thread.
     range("threads", b_.threads, 1, kMostThreads, b_.threads == 1 ? 1 : 32);
     range("copy_slots", b_.copy_slots, 0, kMostSlots);
     range("copy_slot_bytes", b_.copy_slot_bytes, b_.copy_slots == 0 ? 0 : kLine, kMostBytes, kLine);
@@ -196,7 +196,7 @@ class Checks {
       range("path", part.path, b_.first_path, b_.connection_rows - std::int64_t{1});
       const Bundle::Connection& path = b_.connections[part.path];
       that(path.src == row.src && path.dst == row.dst, "paths between its two ranks", std::to_string(part.path));
-      // Both ends count a path's chunks alone: in one message it has one part.
+      // Both ends count a path's chunks without exchanging messages, so each path has at most one part of a message.
       const bool fresh = std::find(paths.begin(), paths.end(), part.path) == paths.end();
       that(fresh, "every path once", std::to_string(part.path));
       paths.push_back(part.path);
@@ -210,7 +210,7 @@ class Checks {
     range("bytes", row.bytes, 1, kMostImageBytes);
     text("arch", row.arch);
     text("file", row.file);
-    // Images lie in the bundle: what another user can write is not run.
+    // Only images inside the bundle's directory are loaded, since other users may write elsewhere.
     const std::string file = b_.text(row.file);
     const bool inside = !file.empty() && file[0] != '.' && file.find('/') == std::string::npos;
     that(inside, "the name of a file in the bundle", file);
@@ -238,12 +238,12 @@ class Checks {
     if (row.compares()) way("other_protocol", row, row.other_program, row.other_protocol, row.other_chunk_bytes);
   }
 
-  // A program for a choice must do what is asked for, and have room for the chunk.
+  // The program of a choice must run this collective, with room for the chunk.
   void way(const char* name, const Bundle::Choice& row, int number, std::uint32_t protocol, std::uint64_t chunk) const {
     const Bundle::Program& chosen = b_.programs[static_cast<std::size_t>(number)];
     range(name, protocol, 0, Bundle::kProtocols.size() - 1);
     const auto wanted = static_cast<Bundle::Protocol>(protocol);
-    // Copy engines do not serve graphs: the kernel does.
+    // Graphs cannot contain copy engines' work, so the simple kernel is needed as well.
     that(chosen.collective == row.collective && chosen.root == row.root && chosen.has(wanted) &&
              (wanted != Bundle::kCopies || chosen.has(Bundle::kSimple)),
          "a program with this collective, root and protocol", "program " + std::to_string(number));

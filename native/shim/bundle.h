@@ -1,4 +1,4 @@
-// What the planner decided: the file that blinkccl.nccl writes (blink/gpu_bundle.h), read and checked.
+// The planner's decision: the file that blinkccl.nccl writes (blink/gpu_bundle.h), read and checked.
 #pragma once
 
 #include <array>
@@ -14,14 +14,14 @@ namespace blink::shim {
 enum class Collective {
   kBroadcast = BLINK_BROADCAST, kReduce = BLINK_REDUCE, kAllReduce = BLINK_ALLREDUCE, kAllGather = BLINK_ALLGATHER,
   kReduceScatter = BLINK_REDUCE_SCATTER, kGather = BLINK_GATHER, kScatter = BLINK_SCATTER, kAllToAll = BLINK_ALLTOALL,
-  kSend = BLINK_SENDRECV, kRecv,  // the ends of a message, which no program runs
+  kSend = BLINK_SENDRECV, kRecv,  // the ends of a message, which has no program
 };
-// As in blinkccl.collectives.spec; "send" and "recv".
+// Names as in blinkccl.collectives.spec; "send" and "recv" for the ends of a message.
 const char* name_of(Collective collective);
 bool has_root(Collective collective);
 inline bool is_message(Collective collective) { return collective >= Collective::kSend; }
 
-// Rows of one table that belong to a row of another.
+// The rows of one table that belong to a row of another.
 template <class T>
 struct Rows {
   const T *first, *last;
@@ -41,7 +41,7 @@ struct Bundle : blink_gpu_bundle {
   typedef blink_gpu_split Split;
   typedef blink_gpu_image Image;
   static constexpr std::uint32_t kWhole = 1 << 20;
-  // BLINK_PROTOCOL=simple|ll|ll128|copies, read by the planner, makes it choose one wherever it can.
+  // The planner reads BLINK_PROTOCOL=simple|ll|ll128|copies and then chooses that protocol wherever it is possible.
   enum Protocol { kSimple = 0, kLL = 1, kLL128 = 2, kCopies = 3 };
   static constexpr std::array<const char*, 4> kProtocols = {"simple", "ll", "ll128", "copies"};
   struct Program : blink_gpu_program {
@@ -61,7 +61,7 @@ struct Bundle : blink_gpu_bundle {
     Way other_way() const { return {other_program, static_cast<Protocol>(other_protocol), other_chunk_bytes}; }
   };
 
-  std::string directory, plan;  // the digest in hexadecimal digits
+  std::string directory, plan;  // `plan`: the digest in hexadecimal digits
   std::vector<std::uint64_t> segments;
   std::vector<Connection> connections;
   std::vector<Part> split_parts;
@@ -82,23 +82,23 @@ struct Bundle : blink_gpu_bundle {
   }
   const char* kernel_of(const Program& program, Protocol protocol) const { return text(program.kernel[protocol]); }
   std::string file_of(const Image& image) const { return directory + "/" + text(image.file); }
-  std::uint32_t blocks() const;        // the most that a launch has
-  std::uint64_t memory_bytes() const;  // of all memories
+  std::uint32_t blocks() const;        // the largest number in a launch
+  std::uint64_t memory_bytes() const;  // of all segments behind the ranks' own
   bool is_path(std::size_t connection) const { return connection >= first_path; }
-  // Of the ring for copy engines.
+  // The ring of the copy engines: number and bytes of its slots.
   std::uint32_t slots_of(std::size_t connection) const { return is_path(connection) ? path_slots : copy_slots; }
   std::uint64_t slot_bytes_of(std::size_t connection) const {
     return is_path(connection) ? path_slot_bytes : copy_slot_bytes;
   }
-  // How much data a message of one part holds: LL's lines are half flags, LL128's have 8 bytes of flag in 128.
+  // Bytes of data in a message of one part: half of LL's lines and 8 of LL128's 128 bytes are flags.
   std::uint64_t capacity(Protocol protocol) const;
 
-  // The content of an image's file; false and `why` where it is not what the planner wrote.
+  // Reads an image's file; false and `why` if it differs from the planner's.
   bool read_image(const Image& image, std::string* code, std::string* why) const;
 };
 
-// False and `why` (the file, which row, what was expected, what it has) for a file that is missing, cut off, damaged,
-// of another version, or whose numbers would lead outside of its tables or of the ranks' memory.
+// Reads and checks a bundle. False and `why` (file, row, expected, got) if the file is missing, cut off, damaged or of
+// another version, or if its numbers point outside its tables or the ranks' memory.
 bool read_bundle(const std::string& directory, Bundle* bundle, std::string* why);
 
 }  // namespace blink::shim

@@ -7,7 +7,7 @@
 namespace blink::shim {
 namespace {
 
-// Both in NCCL's order.
+// Both tables are in NCCL's order.
 constexpr blink_dtype kTypes[] = {
     BLINK_INT8,    BLINK_UINT8,   BLINK_INT32,   BLINK_UINT32,   BLINK_INT64,         BLINK_UINT64,
     BLINK_FLOAT16, BLINK_FLOAT32, BLINK_FLOAT64, BLINK_BFLOAT16, BLINK_FLOAT8_E4M3FN, BLINK_FLOAT8_E5M2,

@@ -1,5 +1,5 @@
-// A call's arguments: which row of the plan it falls under, and how generated code wants them. All of it is a function
-// of the plan and of what all ranks pass alike; never of pointers, times or anything else that may differ between them.
+// A call's arguments: its row of the plan, and the form that generated code takes. Everything is a function of the plan
+// and of arguments that are equal on all ranks, never of pointers or times, which may differ.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,15 @@
 
 namespace blink::shim {
 
-// What a premul_sum multiplies with.
+// The factor of a premul_sum.
 struct PremulSum {
   int dtype = 0;
   const void* at = nullptr;  // on the device
-  Word bits = 0;             // where that is null: an element of type `dtype`
+  Word bits = 0;             // if `at` is null: an element of type `dtype`
 };
 
-// One call of a collective, as it came in, or an end of a message: its `root` is the other end, and its memory is
-// `send` or `recv`. Sizes are in elements, `count` as in nccl.h.
+// One call of a collective, or one end of a message. For a message `root` is the peer, and the memory is `send` or
+// `recv`. Sizes are in elements, `count` as in nccl.h.
 struct Operation {
   Collective collective = Collective::kAllReduce;
   const void* send = nullptr;
@@ -41,13 +41,13 @@ bool reduces(Collective collective);
 // S, the size that nccl-tests prints.
 std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, int nranks);
 
-// The row of the plan's choices that this call falls under; nullptr: there is none.
+// The plan's choice for this call; nullptr if it has none.
 const Bundle::Choice* choice_of(const Bundle& bundle, Collective collective, int root, std::uint64_t bytes);
 
-// The split of a message's size between two ranks; nullptr: there is none.
+// The split of a message between two ranks, by its bytes; nullptr if the plan has none.
 const Bundle::Split* split_of(const Bundle& bundle, int src, int dst, std::uint64_t bytes);
 
-// Type, operation, scalar and sizes as generated code wants them.
+// Type, operation, scalar and sizes in the form that generated code takes.
 Call call_of(const Operation& operation);
 
 const char* type_name(int dtype);

@@ -36,9 +36,9 @@ Book& book() {
   static Book* const the = [] {
     static const pid_t owner = getpid();
     std::atexit([] {
-      if (getpid() == owner) write_all_lines();  // a forked child has made none of these calls
+      if (getpid() == owner) write_all_lines();  // a forked child ran none of these calls
     });
-    return new Book;  // never destroyed: communicators may go at the very end of the process
+    return new Book;  // never destroyed, since communicators may end after static destructors
   }();
   return *the;
 }
@@ -59,7 +59,7 @@ std::string beginning(const Caller& caller) {
   return report_start(caller.rank, caller.nranks, caller.key.substr(0, 16));
 }
 
-// That the calls of `caller` begin, or have ended: who never says so was killed before it could report.
+// Writes the begin or end mark of `caller`; a report without an end mark is of a process that was killed.
 void write_mark(const Caller& caller, const char* mark) {
   report(beginning(caller) + ",\"mark\":\"" + mark + "\"}");
 }
@@ -111,7 +111,7 @@ void count_call(const Caller& caller, const Operation& operation, std::uint64_t 
   count.bytes += bytes;
   count.least = std::min(count.least, bytes);
   count.most = std::max(count.most, bytes);
-  // Where nothing at all is ours, the communicator has said so.
+  // The communicator has already logged that NCCL runs all of its calls.
   if (caller.rank != 0 || bundle == nullptr || log_level() < Level::kInfo) return;
   if (!calls.logged.emplace(collective, size_class(bytes), choice).second) return;
   const std::string program = count.program < 0 ? "" : ", program " + std::to_string(count.program);

@@ -1,6 +1,6 @@
-// The call report: counts of a communicator's calls by (collective, type, operation, choice), written as log lines when
-// they are first made, and as lines of BLINK_REPORT at the communicator's end, or the process's; its first call is marked
-// there at once.
+// The call report: counts of a communicator's calls by (collective, type, operation, choice). A combination is logged
+// at its first call. The counts become lines of BLINK_REPORT when the communicator or the process ends; the first call
+// is marked there at once.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace blink::shim {
 
-// Whose calls: a communicator's key, and a rank, of which a process may have several.
+// The caller: a communicator's key and a rank, since a process may have several ranks.
 struct Caller {
   std::string key;
   int rank, nranks;
   bool operator<(const Caller& other) const { return key == other.key ? rank < other.rank : key < other.key; }
 };
 
-// One call. `bundle` is null where nothing is ours; `choice` −1: NCCL's, for the reason `why`.
+// Counts one call. `bundle` is null if NCCL runs all calls; `choice` −1: NCCL runs this one, for the reason `why`.
 void count_call(const Caller& caller, const Operation& operation, std::uint64_t bytes, const Bundle* bundle, int choice,
                 const std::string& why);
-// Writes the report's lines for all its calls so far, and forgets them.
+// Writes the report's lines for all calls so far, and forgets them.
 void report_calls(const Caller& caller);
 
 }  // namespace blink::shim

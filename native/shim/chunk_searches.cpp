@@ -10,7 +10,7 @@
 namespace blink::shim {
 namespace {
 
-// Throughput must rise by more than the noise of a median of three.
+// A gain counts above the noise of a median of three.
 constexpr double kNoise = 0.02;
 constexpr std::uint64_t kLeastChunk = 16 << 10;
 
@@ -23,8 +23,8 @@ void trace(int choice, const char* what, const Bundle::Way& way, std::uint64_t c
                          std::to_string(way.program));
 }
 
-// What is agreed on is a chunk, a multiple of 16 bytes, and in its lowest bits whether the row's other program runs it,
-// and whether this is for good: then nobody times calls any more.
+// An agreed value is a chunk size, a multiple of 16 bytes. Its lowest bits say whether the row's other program runs it
+// and whether the value is final, so that ranks stop timing calls.
 constexpr std::uint64_t kOther = 1, kSettled = 2, kFlags = 15;
 
 Bundle::Way way_of(const Bundle::Choice& row, std::uint64_t agreed) {
@@ -79,7 +79,7 @@ ChunkSearches::Use ChunkSearches::next(int choice, bool captured) {
   if (search.slot < 0) return use;
   const std::uint64_t call = search.calls++;
   if (!search.settled) {
-    // A capture must not ask the driver about events; its calls count all the same.
+    // During a capture the driver must not be asked about events; captured calls count all the same.
     if (!captured) measure(&search);
     if (!captured && rank_ == 0) decide(choice, &search);
     const Agreement::Reading agreed = page_->agreement(search.slot).value_for(call, row.chunk_bytes);
@@ -109,14 +109,14 @@ void ChunkSearches::launched(int choice, const Use& use, std::uint64_t bytes) {
   search.timing.number = search.agreed.number;
 }
 
-// Takes in the timed call if it has ended; never waits for it.
+// Reads the timed call's rate if the call has ended; never waits for it.
 void ChunkSearches::measure(Search* search) {
   Timing& timing = search->timing;
   if (!timing.pending || driver_.event_query(timing.after) == kCudaNotReady) return;
   timing.pending = false;
   float ms = 0;
   if (driver_.event_elapsed(&ms, timing.before, timing.after) != kCudaSuccess || !(ms > 0)) return;
-  if (timing.number != search->agreed.number) return;  // it was under an earlier decision
+  if (timing.number != search->agreed.number) return;  // it was measured under an earlier decision
   search->gb_per_s[static_cast<std::size_t>(search->tries++)] = static_cast<double>(timing.bytes) / (ms * 1e6);
   if (search->tries < kTries) return;
   std::sort(search->gb_per_s.begin(), search->gb_per_s.end());
@@ -126,7 +126,7 @@ void ChunkSearches::measure(Search* search) {
 void ChunkSearches::decide(int choice, Search* search) {
   Agreement agreement = page_->agreement(search->slot);
   const float slowest = agreement.least_said(search->decisions);
-  if (!(slowest > 0)) return;  // not all ranks have said it yet
+  if (!(slowest > 0)) return;  // some ranks have not measured yet
   const std::uint64_t value = next_value(choice, search, static_cast<double>(slowest));
   const std::int64_t from = agreement.decide(value);
   search->decisions += 1;

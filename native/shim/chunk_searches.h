@@ -1,7 +1,7 @@
-// What the first calls of a size find out: which of two programs is faster, where a row of the plan has two, and then a
-// chunk size. All ranks time calls and say on the shared page what these reached; rank 0 takes the slowest rank's word,
-// compares, asks MIAD, and writes there from which call on what it wants next is in force; every rank looks it up by
-// the number of its call.
+// Measurement in the first calls of a size: the faster of two programs, where a row of the plan has two, then a chunk
+// size. All ranks time calls and write their rates to the shared page. Rank 0 takes the slowest rank's rate, compares,
+// steps MIAD, and writes the next value to the page with the number of the first call that uses it. Every rank looks
+// the value up by the number of its call.
 #pragma once
 
 #include <array>
@@ -24,17 +24,16 @@ class ChunkSearches {
 
   struct Use {
     Bundle::Way way;
-    CUevent before = nullptr, after = nullptr;  // to be recorded around the launch; null: it is not timed
+    CUevent before = nullptr, after = nullptr;  // events recorded around the launch; null: not timed
   };
-  // The next call of this choice. In a captured call nothing is timed.
+  // The way of the next call of this choice. Captured calls are not timed.
   Use next(int choice, bool captured);
-  // The launch that `use` was for is enqueued; `bytes` is its S.
+  // Notes that the launch of `use` is enqueued; `bytes` is its S.
   void launched(int choice, const Use& use, std::uint64_t bytes);
 
  private:
-  // What is tried counts with the median of so many calls of a rank: each also waits for whichever rank comes last.
-  // That holds up either program alike, so where ranks come far apart a small gain is not seen, and the other is not
-  // kept.
+  // Calls of a rank per median. Each time includes the wait for the last rank, for either program. So if ranks arrive
+  // far apart, a small gain stays below the noise, and the row's own program stays.
   static constexpr int kTries = 3;
 
   struct Timing {
@@ -43,24 +42,24 @@ class ChunkSearches {
     std::uint64_t bytes = 0, number = 0;
   };
   struct Search {
-    int slot = -1;  // on the page; −1: nothing is searched for
+    int slot = -1;  // on the page; −1: nothing to measure
     std::uint64_t calls = 0;
     Agreement::Reading agreed;  // of the last call
-    bool settled = false;       // for good: nobody times calls any more
+    bool settled = false;       // final: this rank times no more calls
     Timing timing;
     std::array<double, kTries> gb_per_s{};
     int tries = 0;
-    // Rank 0's.
-    std::uint64_t decisions = 0;  // so many are on the page
-    bool compares = false;  // two programs are being compared still
-    bool other = false;     // of which this is the other one
+    // Of rank 0 only.
+    std::uint64_t decisions = 0;  // number on the page
+    bool compares = false;  // the two programs are still being compared
+    bool other = false;     // the other program is in use
     double own_gb_per_s = 0;
     blink_miad miad{};
   };
 
   void measure(Search* search);
   void decide(int choice, Search* search);
-  // What is to be in force after what is reached so much.
+  // The next value, after the current one reached `gb_per_s`.
   std::uint64_t next_value(int choice, Search* search, double gb_per_s) const;
   void begin_miad(const Bundle::Way& way, blink_miad* miad) const;
 

@@ -1,5 +1,5 @@
-// The collectives and messages: ours where the communicator takes them, else NCCL's; in a group ours wait for its end.
-// And the operations that callers make: NCCL numbers them, and we keep what they multiply with.
+// The collectives and messages: Blink runs those that the communicator takes, NCCL the rest. In a group Blink's wait
+// for the group's end. Also the operations that callers create: NCCL numbers them, and Blink keeps their factors.
 
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ bool operation_known(Member& member, Operation* operation) {
   const auto scalar = member.scalars.find(operation->op);
   if (scalar == member.scalars.end() || scalar->second.dtype != operation->dtype) return false;
   operation->op = kPremulSum;
-  operation->scalar = scalar->second;  // it may be destroyed before the call's group ends
+  operation->scalar = scalar->second;  // a copy, since the caller may destroy the operation before the group ends
   return true;
 }
 
@@ -39,15 +39,15 @@ bool buffers_there(const Member& member, const Operation& operation) {
   return (operation.send != nullptr || !sends) && (operation.recv != nullptr || !keeps);
 }
 
-// Whether NCCL would take this call: type, operation, root, and buffers where this rank needs them. Otherwise it gets
-// the call, and the caller NCCL's own error. Afterwards a premul_sum in `operation` has its scalar.
+// True if NCCL would accept this call: type, operation, root, and buffers where this rank needs them. Otherwise NCCL
+// gets the call, so that the caller sees NCCL's own error. Stores the scalar of a premul_sum in `operation`.
 bool acceptable(Member& member, Operation* operation) {
   if (size_of(operation->dtype) == 0) return false;
   if (has_root(operation->collective) && (operation->root < 0 || operation->root >= member.place.nranks)) return false;
   return operation_known(member, operation) && buffers_there(member, *operation);
 }
 
-// To NCCL, at its place among our calls of the communicator.
+// Runs the call in NCCL, ordered among Blink's calls of the communicator.
 template <class Forward>
 ncclResult_t leave(const std::shared_ptr<Member>& member, CUstream stream, Forward forward) {
   if (Group* const group = Group::current()) {
@@ -64,16 +64,16 @@ bool promises_order(Collective collective) {
   return promised && reduces(collective);
 }
 
-// An error where NCCL would sum in another order than the promised one: on all ranks, as all decide alike.
+// An error if NCCL would sum in another order than the promised one; on all ranks, since all decide the same.
 ncclResult_t refuse(const Member& member, const std::string& why) {
   if (member.place.rank == 0) {
-    write_all(STDERR_FILENO, "blink: error: BLINK_DETERMINISTIC=order cannot be kept, and NCCL's sums have orders of "
-                             "their own: " + why + "; unset it to let NCCL run this call\n");
+    write_all(STDERR_FILENO, "blink: error: BLINK_DETERMINISTIC=order needs Blink for this call, as NCCL sums in "
+                             "its own order: " + why + "; unset BLINK_DETERMINISTIC to let NCCL run the call\n");
   }
   return ncclInvalidUsage;
 }
 
-// Nothing to move is NCCL's too: it checks the arguments and runs nothing.
+// Empty calls go to NCCL, too: it checks the arguments and launches nothing.
 template <class Forward>
 ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* config, Forward forward) {
   const auto member = operation.count == 0 ? nullptr : find_member(comm);
@@ -82,7 +82,8 @@ ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* c
   if (group != nullptr) group->uses(member.get(), operation.stream);
   const bool sensible = acceptable(*member, &operation);
   const bool promised = sensible && promises_order(operation.collective);
-  std::string why = member->ended ? "NCCL runs what this communicator still has" : "the call has a configuration of its own";
+  std::string why = member->ended ? "the communicator was finalized, revoked or suspended, or has a registered window"
+                                  : "the call has a configuration of its own";
   const bool ours = sensible && !member->ended && !tuned(config) &&
                     member->takes(operation, promised ? &why : nullptr);
   if (!ours) return promised ? refuse(*member, why) : leave(member, operation.stream, forward);
@@ -91,7 +92,7 @@ ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* c
   return ncclSuccess;
 }
 
-// An end of a message. A message to itself is NCCL's, and so is what it must refuse.
+// One end of a message. NCCL gets messages to the rank itself and messages that it must refuse.
 ncclResult_t run_message(ncclComm_t comm, const Operation& message, const std::function<ncclResult_t()>& forward) {
   const bool sends = message.collective == Collective::kSend;
   const auto member = message.count == 0 ? nullptr : find_member(comm);
@@ -121,8 +122,8 @@ PremulSum scalar_of(const void* scalar, int dtype, int residence) {
   Operation{Collective::collective, send, recv, count, datatype, op, root, stream_of(stream), {}}
 #define BLINK_LIST(...) __VA_ARGS__
 
-// A collective, and the same with a configuration. Between the type and the communicator NCCL has `parameters`, each
-// with a comma behind it; `arguments` passes them on.
+// A collective and its variant with a configuration. `parameters` are NCCL's between the type and the communicator,
+// each followed by a comma; `arguments` passes them on.
 #define BLINK_COLLECTIVE(name, collective, op, root, parameters, arguments)                                          \
   ncclResult_t ours::name(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,               \
                           BLINK_LIST parameters ncclComm_t comm, cudaStream_t stream) {                              \

@@ -9,10 +9,10 @@
 namespace blink::shim {
 namespace {
 
-// An abort waits so long for kernels to give up, and no longer: what then still runs ends later, or with the process.
+// Seconds that an abort waits for kernels to give up. A kernel that still runs then ends later, or with the process.
 constexpr double kAbortSeconds = 1, kForeverSeconds = 1e9;
 
-// "1800", "0.5".
+// A number of seconds, such as "1800" or "0.5".
 std::string seconds_text(double seconds) {
   std::ostringstream text;
   text << seconds;
@@ -38,11 +38,12 @@ void Communicator::announce() {
 }
 
 void Communicator::begin() {
-  timeout_s_ = seconds_from("BLINK_TIMEOUT", place.without_nccl ? 1800 : 0);  // nobody would abort what nobody watches
+  timeout_s_ = seconds_from("BLINK_TIMEOUT", place.without_nccl ? 1800 : 0);  // without NCCL no watchdog would abort a
+                                                                              // hang
   place.nccl_version = place.without_nccl ? 0 : real_version();
   if (bootstrap_ == nullptr && why_not_.empty()) announce();
   if (bootstrap_ == nullptr) return say("NCCL runs everything: " + why_not_);
-  // In the thread whose context the program has chosen; the setup's own has none.
+  // In the caller's thread, whose context the program has chosen; the setup thread has none.
   std::string unknown;
   CUdevice device = 0;
   const Driver* const cuda = driver(&unknown);
@@ -63,7 +64,7 @@ void Communicator::settle() {
 bool Communicator::takes(const Operation& operation, std::string* why_left) {
   settle();
   const std::lock_guard<std::mutex> lock(mutex_);
-  // What was ours and failed must not go to NCCL now: other ranks may be inside it as ours.
+  // A failed communicator must not switch to NCCL: other ranks may be inside this call in Blink.
   if (state_ == State::kFailed) return true;
   const bool ours = state_ == State::kOurs;
   const std::uint64_t bytes = bytes_of(operation);
@@ -71,7 +72,7 @@ bool Communicator::takes(const Operation& operation, std::string* why_left) {
   const int choice = ours ? decide(operation, bytes, &why) : -1;
   if (choice < 0 && why_left != nullptr) {
     *why_left = why;
-  } else if (operation.collective != Collective::kRecv) {  // a message counts where it is sent
+  } else if (operation.collective != Collective::kRecv) {  // a message counts at its sender
     count_call(caller(), operation, bytes, ours ? &resources_->bundle : nullptr, choice, why);
   }
   return choice >= 0;
@@ -89,7 +90,7 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
   if (!context) return ncclUnhandledCudaError;
   Engine::Capture capture;
   CUresult result = resources_->engine->capture_of(operation.stream, &capture);
-  // A call that cannot be captured counts, too: on other ranks it may have been.
+  // A call that cannot be captured counts, too, since it may have been captured on other ranks.
   const ChunkSearches::Use use = searches_->next(choice, capture.any() || result != kCudaSuccess);
   if (result == kCudaSuccess) result = launch(operation, use, capture);
   if (result == kCudaSuccess) {
@@ -99,15 +100,15 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
   return refused(result, "a launch", capture.any());
 }
 
-// What the driver did not take.
+// Reports an error of the driver.
 ncclResult_t Communicator::refused(CUresult result, const char* what, bool captured) {
   const std::string text = describe(resources_->engine->driver(), result, what);
   if (captured || concerns_capture(result)) {
-    // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was. So it
-    // is where a call on the legacy stream comes while another stream is captured.
+    // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator stays usable. The
+    // same holds for a call on the legacy stream while another stream is captured.
     warn("rank " + std::to_string(place.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " + text);
   } else {
-    give_up(text);  // peers that have launched wait for this rank: they are told
+    give_up(text);  // peers that have launched wait for this rank, so they must be aborted
   }
   return ncclUnhandledCudaError;
 }
@@ -132,7 +133,7 @@ ncclResult_t Communicator::order(CUstream stream, CUresult (Engine::*step)(CUstr
   if (state_ != State::kOurs) return ncclSuccess;
   InContext context(resources_->engine->driver(), resources_->engine->context());
   const CUresult result = context ? (resources_->engine.get()->*step)(stream) : kCudaInvalidContext;
-  // What a capture does not take NCCL refuses itself.
+  // NCCL itself refuses calls that a capture does not allow.
   if (result == kCudaSuccess || concerns_capture(result)) return ncclSuccess;
   return refused(result, "the order of NCCL's calls and ours");
 }
@@ -175,7 +176,7 @@ ncclResult_t Communicator::enqueue(const std::vector<Operation>& messages, CUstr
   return result == kCudaSuccess ? static_cast<ncclResult_t>(ncclSuccess) : refused(result, "messages");
 }
 
-// Watchdogs ask while another thread may be stuck in a launch.
+// Watchdogs call it while another thread may be blocked in a launch.
 ncclResult_t Communicator::async_error() {
   if (late_.exchange(false)) after_nccl(late_stream_, ncclSuccess);
   if (state_ == State::kSettling) return ncclInProgress;
@@ -185,16 +186,16 @@ ncclResult_t Communicator::async_error() {
 }
 
 void Communicator::abort() {
-  cancelled_ = true;  // nobody plans on
+  cancelled_ = true;  // the setup stops planning
   settle();
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock) {
-    // A launch that finds the GPU's queue full returns only when the kernels before it have given up.
+    // A launch into a full GPU queue returns only after the kernels before it have given up.
     raise_abort();
     lock.lock();
   }
-  // Who has nothing under way leaves quietly: peers may still finish a call without this rank, which programs abort
-  // at their end. Who may have replays that are not seen is taken to have something under way.
+  // A rank with no running call leaves without an abort: peers may still finish a call without it, and programs abort
+  // at their end. Unobserved replays of a graph count as running.
   if (resources_ != nullptr && (resources_->engine->has_unseen_replays() || !resources_->engine->drain(0))) {
     give_up("aborted", Level::kInfo);
   }
@@ -204,7 +205,7 @@ void Communicator::abort() {
 ncclResult_t Communicator::finalize() {
   settle();
   const std::lock_guard<std::mutex> lock(mutex_);
-  // As long as kernels wait for peers, so do their owners, as NCCL's do.
+  // Kernels wait for peers without a limit, as NCCL's do, and so does this call.
   const ncclResult_t result = release(timeout_s_ > 0 ? timeout_s_ + kAbortSeconds : kForeverSeconds, true);
   bootstrap_.reset();
   report_calls(caller());
@@ -224,7 +225,7 @@ void Communicator::prepare() {
   } catch (const std::exception& error) {
     why = error.what();
   }
-  bootstrap_.reset();  // nobody asks for this rank any more
+  bootstrap_.reset();  // no other rank needs this one's socket any more
   const std::lock_guard<std::mutex> lock(mutex_);
   if (resources != nullptr) {
     InContext context(resources->engine->driver(), resources->engine->context());
@@ -236,7 +237,7 @@ void Communicator::prepare() {
                                       " blocks, as the GPU has no room for more"));
   } else {
     why_not_ = cancelled_ ? "aborted before the trees were ready" : why;
-    // Rank 0 says it for all, unless it is not with us.
+    // Rank 0 logs for all, unless rank 0 itself is missing.
     const bool without_rank_0 = why_not_.compare(0, 7, "rank 0 ") == 0;
     say("NCCL runs everything: " + why_not_, without_rank_0);
   }
@@ -266,7 +267,7 @@ int Communicator::decide_message(const Operation& operation, std::uint64_t bytes
            : captured     ? "copy engines serve no graphs"
                           : bundle.text(row->why);
   }
-  // Both ends capture a message, or none does.
+  // Both ends capture a message, or neither does.
   return row == nullptr || captured ? -1 : static_cast<int>(row - bundle.splits.data());
 }
 
@@ -277,20 +278,20 @@ CUresult Communicator::launch(const Operation& operation, const ChunkSearches::U
   call.timeout_ns = static_cast<Word>(timeout_s_ * 1e9);
   Bundle::Protocol protocol = use.way.protocol;
   if (capture.any() && protocol == Bundle::kCopies) {
-    // Copy engines do not serve graphs. All ranks capture a call, or none does.
+    // Graphs cannot contain copy engines' work. All ranks capture a call, or none does.
     protocol = Bundle::kSimple;
     call.chunk_bytes = std::min<Word>(call.chunk_bytes, resources_->bundle.slot_bytes);
   }
   return resources_->engine->launch(use.way.program, protocol, call, operation.stream, capture, use.before, use.after);
 }
 
-// What the kernels have said, once; peers are told at once.
+// Reports the kernels' first error, and aborts the peers at once.
 ncclResult_t Communicator::trouble() {
-  if (state_ == State::kFailed || cancelled_) return ncclRemoteError;  // cancelled: abort() says so itself
+  if (state_ == State::kFailed || cancelled_) return ncclRemoteError;  // abort() itself reports a cancellation
   const Status status = resources_->engine->status();
   if (status.code == kRunning) {
     if (__atomic_load_n(resources_->page->abort_word(), __ATOMIC_RELAXED) == 0) return ncclSuccess;
-    // No call of this communicator comes to an end any more.
+    // No call of this communicator can complete any more.
     give_up("another rank has given up");
     return ncclRemoteError;
   }
@@ -306,7 +307,7 @@ std::string Communicator::connection_text(std::uint32_t index) const {
   return "from rank " + std::to_string(connection.src) + " to rank " + std::to_string(connection.dst);
 }
 
-// Whatever waits for this rank gives up: kernels that poll the word, and threads that look after copies.
+// The abort word on the page stops the waits for this rank: kernels poll it, and so do the threads that watch copies.
 void Communicator::share_page(std::shared_ptr<SharedPage> page) {
   const std::lock_guard<std::mutex> lock(page_mutex_);
   page_ = std::move(page);
@@ -330,12 +331,12 @@ void Communicator::give_up(const std::string& why, Level level) {
   log(level, "rank " + std::to_string(place.rank) + " of " + key_.substr(0, 8) + ": " + why);
 }
 
-// `frees`: the caller may wait for whatever runs on the GPU, as he does in NCCL. Who aborts may not: it may never end.
+// `frees`: the caller may wait for all work on the GPU, as in NCCL. An abort may not, since that work may never end.
 ncclResult_t Communicator::release(double patience_s, bool frees) {
   if (resources_ == nullptr) return ncclSuccess;
   if (!resources_->engine->drain(patience_s)) {
     const bool told = state_ == State::kFailed;
-    if (!told) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
+    if (!told) warn("kernels of communicator " + key_.substr(0, 8) + " are still running; Blink aborts them");
     raise_abort();
     resources_->engine->drain(kAbortSeconds);
   }

@@ -1,5 +1,5 @@
-// One NCCL communicator as libblink.so sees it: its key, what its ranks agreed on, and the roads that its calls take.
-// The real handle belongs to NCCL.
+// One NCCL communicator in libblink.so: its key, the agreement of its ranks, and the way that each call takes. The real
+// handle belongs to NCCL.
 #pragma once
 
 #include <atomic>
@@ -32,47 +32,47 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   const std::string& key() const { return key_; }
-  std::uint64_t next_child() { return children_++; }  // numbers splits, shrinks and grows of this communicator
+  std::uint64_t next_child() { return children_++; }  // numbers this communicator's splits, shrinks and grows
 
-  Place place;  // not to be changed after begin()
+  Place place;  // constant after begin()
 
-  // Why nothing is ours; empty where the trees are ready. After settle().
+  // The reason why NCCL runs all calls; empty if the trees are ready. Settles first.
   std::string why_not();
 
-  // From now on the other ranks find this one. To be called before the real initialisation where that makes sure that
-  // all have got here: then place.grace_s may be 0.
+  // Makes this rank reachable for the others. If it precedes the real initialisation, which synchronises all ranks,
+  // place.grace_s may be 0.
   void announce();
-  // The real communicator is complete: announces, where nobody has, then all meet, plan, load. Begins in a thread of
-  // its own; settle() waits for its end.
+  // Starts the setup in its own thread once the real communicator is complete: announces (if announce() was not
+  // called), meets the other ranks, plans, loads. settle() waits for its end.
   void begin();
   void settle();
 
-  // Whether this call is ours: the same on all ranks. Settles first. Says once per (collective, size class, type, op)
-  // what runs and why, or, where `why_left` is given, puts there why it is not. Never true for what the real NCCL must
-  // refuse (arguments are checked first, as it does).
+  // True if Blink runs this call; equal on all ranks. Settles first. Logs once per (collective, size class, type, op)
+  // which library runs it and why, or stores in `why_left` (if given) why it stays with NCCL. Calls that the real NCCL
+  // must refuse never get here, since arguments are checked first.
   bool takes(const Operation& operation, std::string* why_left = nullptr);
-  // Enqueues it and returns; to be called in the same order on all ranks.
+  // Enqueues the call and returns; all ranks make these calls in the same order.
   ncclResult_t enqueue(const Operation& operation);
-  // Before and after a group's calls of this communicator: each of these streams waits for what all of them hold now.
-  // ncclInvalidUsage, as NCCL has it, where not all are captured by the same graph, or none is.
+  // Joins streams before and after a group's calls of this communicator: each stream waits for the present work of all.
+  // ncclInvalidUsage, as in NCCL, unless all are captured by the same graph or none is.
   ncclResult_t join(const std::vector<CUstream>& streams);
 
-  // Before and after NCCL serves a call of this communicator, which comes after our calls so far, and before our next
-  // ones. What is to be returned; `result` is what NCCL did, and where that is ncclInProgress, ncclCommGetAsyncError
-  // sees the call's end.
+  // Order a call that NCCL runs after all earlier calls of Blink and before all later ones. Both return the result for
+  // the caller; `result` is NCCL's own. After ncclInProgress, ncclCommGetAsyncError observes the call's end.
   ncclResult_t before_nccl(CUstream stream) { return order(stream, &Engine::before_nccl); }
   ncclResult_t after_nccl(CUstream stream, ncclResult_t result);
 
-  // Messages that go at once, in two steps: before anything else of their group is enqueued, and after all of it. They
-  // begin after what the stream holds at the first step, and what it holds next comes after them.
+  // Messages outside a group's order, in two steps: before anything else of the group is enqueued, and after all of it.
+  // They begin after the stream's work at the first step, and the stream's later work waits for them.
   void fork(CUstream stream);
   ncclResult_t enqueue(const std::vector<Operation>& messages, CUstream stream);
 
-  // What ncclCommGetAsyncError has to say of our own part: ncclSuccess, ncclInProgress while settling, or an error.
+  // Blink's part of ncclCommGetAsyncError: ncclSuccess, ncclInProgress during the setup, or an error.
   ncclResult_t async_error();
 
-  void abort();     // kernels that wait give up; nothing of ours is enqueued after it
-  // Ends our part: waits for what was enqueued, frees memory when all ranks are done with it. And what became of it all.
+  void abort();     // Makes waiting kernels give up; Blink enqueues nothing afterwards.
+  // Ends Blink's part: waits for enqueued work and frees memory when all ranks are done with it. Returns the error of a
+  // call, if any.
   ncclResult_t finalize();
 
  private:
@@ -82,7 +82,7 @@ class Communicator {
   std::uint64_t bytes_of(const Operation& operation) const {
     return total_bytes(operation.collective, operation.count, operation.dtype, place.nranks);
   }
-  // The row of the plan by which this call is ours, or −1: NCCL's; and why.
+  // The row of the plan for this call, or −1 for NCCL, and the reason.
   int decide(const Operation& operation, std::uint64_t bytes, std::string* why = nullptr) const;
   CUresult launch(const Operation& operation, const ChunkSearches::Use& use, const Engine::Capture& capture);
   int decide_message(const Operation& operation, std::uint64_t bytes, std::string* why) const;
@@ -101,19 +101,19 @@ class Communicator {
   std::string why_not_;
   double timeout_s_ = 0;  // 0: kernels wait until they are aborted, as NCCL's do
   std::atomic<std::uint64_t> children_{0};
-  // begin(): theirs → settling → ours, or theirs again. Ours end as failed, with an error for all calls that come, or
-  // as theirs, when they are given back.
+  // begin(): theirs → settling → ours, or back to theirs. `ours` ends as failed, with an error for all later calls, or
+  // as theirs after a release.
   enum class State { kTheirs, kSettling, kOurs, kFailed };
   std::atomic<State> state_{State::kTheirs};
-  std::atomic<bool> cancelled_{false};  // the setup is to end
+  std::atomic<bool> cancelled_{false};  // the setup must end
   std::mutex joining_, mutex_;
   std::thread setup_;
   std::unique_ptr<Resources> resources_;
   std::unique_ptr<ChunkSearches> searches_;
   std::mutex page_mutex_;
-  std::shared_ptr<SharedPage> page_;  // resources_'s, for those who cannot wait for mutex_
-  CUresult forked_ = kCudaSuccess;  // what fork() came to
-  std::atomic<bool> late_{false};   // NCCL is still enqueuing a call, on this stream
+  std::shared_ptr<SharedPage> page_;  // that of resources_, for callers that cannot wait for mutex_
+  CUresult forked_ = kCudaSuccess;  // the result of fork()
+  std::atomic<bool> late_{false};   // NCCL is still enqueuing a call on late_stream_
   CUstream late_stream_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// Communicators as callers make, split and end them: the real NCCL does it, and we keep ours beside.
+// Communicators as callers make, split and end them: the real NCCL creates them, and Blink keeps a member beside each.
 
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 namespace blink::shim {
 namespace {
 
-// Every rank knows its rank and the unique ids, which make the key.
+// Every rank passes its rank and the unique ids, from which the key is derived.
 template <class Call>
 ncclResult_t join(ncclComm_t* slot, int nranks, int rank, const void* ids, std::size_t bytes,
                   const ncclConfig_t* config, Call call) {
@@ -31,7 +31,7 @@ ncclResult_t join(ncclComm_t* slot, int nranks, int rank, const void* ids, std::
   return result;
 }
 
-// One process, one thread: nobody else has to know the key, but no other communicator on this host may have it.
+// Within one process the key is not exchanged, but it must be unique on this host.
 std::string own_key() {
   static std::atomic<std::uint64_t> count{0};
   const std::string text = "init all " + std::to_string(getpid()) + " " + std::to_string(count++) + " " +
@@ -39,7 +39,7 @@ std::string own_key() {
   return key_of(text.data(), text.size());
 }
 
-// `call` makes a child, whose handle goes where it is told. That of a call that fails is null.
+// `call` creates a child and stores its handle at the given place. After a failed call the handle is null.
 template <class Call>
 ncclResult_t make_child(Pending pending, ncclComm_t* newcomm, Call call) {
   const ncclResult_t result = call(pending.written != nullptr ? pending.written : newcomm);
@@ -52,7 +52,7 @@ ncclResult_t make_child(Pending pending, ncclComm_t* newcomm, Call call) {
   return result;
 }
 
-// The ranks that are left out do not call, so they cannot draw a number: the others count by who is left out.
+// Excluded ranks do not call, so a common counter would differ; each set of excluded ranks has its own counter.
 std::string shrink_text(Member& parent, const int* excluded, int count) {
   std::vector<int> ranks(excluded, excluded + count);
   std::sort(ranks.begin(), ranks.end());
@@ -63,19 +63,19 @@ std::string shrink_text(Member& parent, const int* excluded, int count) {
   return "shrink:" + std::to_string(number) + ":" + text;
 }
 
-// A window is for kernels of NCCL's that load and store through it: from here on all calls are NCCL's. All ranks
-// register it together, so they agree on the first call that is. What we run still ends as it would.
+// NCCL's kernels load and store through a window, so from here on NCCL runs all calls. All ranks register it together,
+// so they switch at the same call. Blink's calls under way end normally.
 void leave_to_nccl(ncclComm_t comm) {
   beside([&] {
     const auto member = find_member(comm);
     if (member == nullptr || member->ended.exchange(true) || member->place.rank != 0) return;
-    info("communicator " + member->key().substr(0, 8) + " has a registered window: NCCL runs what comes");
+    info("communicator " + member->key().substr(0, 8) + " has a registered window: NCCL runs all later calls");
   });
 }
 
 enum class End { kAbort, kFinalize };
 
-// Our part of a communicator that goes on existing without us, or that is freed now.
+// Ends Blink's part of a communicator, which NCCL keeps, or frees if `freed`.
 ncclResult_t end_ours(ncclComm_t comm, End how, bool freed) {
   ncclResult_t result = ncclSuccess;
   beside([&] {
@@ -83,7 +83,7 @@ ncclResult_t end_ours(ncclComm_t comm, End how, bool freed) {
     if (member == nullptr) return;
     const bool ended = member->ended.exchange(true);
     if (how == End::kAbort && (freed || !ended)) member->abort();
-    // What does not block is waited for when it is freed.
+    // A non-blocking communicator is waited for only when it is freed.
     if (how == End::kFinalize && !ended && (freed || member->place.wishes.blocking)) result = member->finalize();
   });
   return result;
@@ -122,7 +122,7 @@ ncclResult_t ours::ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlis
   return result;
 }
 
-// The numbers of children are drawn on all ranks of the parent, whether or not they are in one.
+// All ranks of the parent draw a number for the child, also those that do not join it.
 ncclResult_t ours::ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
   Pending pending;
   beside([&] {
@@ -155,18 +155,18 @@ ncclResult_t ours::ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int ex
   });
 }
 
-// New ranks know the unique id and old ones the parent; there is no key that both know. So a grown communicator is
-// NCCL's, and so are its children.
+// New ranks know the unique id and old ranks the parent, so no key is common to both. A grown communicator therefore
+// belongs to NCCL, and so do its children.
 ncclResult_t ours::ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank,
                                 ncclComm_t* newcomm, ncclConfig_t* config) {
   const ncclResult_t result = real::ncclCommGrow(comm, nRanks, uniqueId, rank, newcomm, config);
   if (!failed(result)) {
-    info("a communicator was grown to " + std::to_string(nRanks) + " ranks: NCCL runs everything of it");
+    info("a communicator was grown to " + std::to_string(nRanks) + " ranks: NCCL runs all of its calls");
   }
   return result;
 }
 
-// Nobody asks for its state any more: where a call of another rank has failed, this is the last to say so, as in NCCL.
+// The last call that can report a failed call of another rank, as in NCCL: nobody reads the state afterwards.
 ncclResult_t ours::ncclCommFinalize(ncclComm_t comm) {
   const ncclResult_t ours = end_ours(comm, End::kFinalize, false), result = real::ncclCommFinalize(comm);
   return failed(result) ? result : failed(ours) ? ours : result;
@@ -177,7 +177,7 @@ ncclResult_t ours::ncclCommDestroy(ncclComm_t comm) {
   return real::ncclCommDestroy(comm);
 }
 
-// First ours: the real one waits for streams on which our kernels may wait for a rank that is gone.
+// Blink's part ends first: NCCL waits for streams on which Blink's kernels may wait for a rank that is gone.
 ncclResult_t ours::ncclCommAbort(ncclComm_t comm) {
   end_ours(comm, End::kAbort, true);
   return real::ncclCommAbort(comm);
@@ -193,8 +193,8 @@ ncclResult_t ours::ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t si
   return real::ncclCommWindowRegister(comm, buff, size, win, winFlags);
 }
 
-// All ranks suspend together, to have memory back. Ours is over, and kept for later communicators; after ncclCommResume
-// NCCL runs everything.
+// All ranks suspend together to free memory. Blink's part ends, and its memory is kept for later communicators. After
+// ncclCommResume NCCL runs all calls.
 ncclResult_t ours::ncclCommSuspend(ncclComm_t comm, int flags) {
   end_ours(comm, End::kFinalize, false);
   return real::ncclCommSuspend(comm, flags);

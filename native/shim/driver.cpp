@@ -32,7 +32,7 @@ Opened open_driver() {
     opened.why = "no CUDA driver: " + error_of_loader();
     return opened;
   }
-  // From here on it stays open: a driver that has run may have threads.
+  // The library is never closed, since a driver that has run may have threads.
 #define BLINK_FIND(member, name, arguments)                                                                           \
   *reinterpret_cast<void**>(&opened.functions.member) = dlsym(handle, name);                                          \
   if (opened.functions.member == nullptr && opened.why.empty()) {                                                     \
@@ -58,7 +58,7 @@ Opened open_driver() {
 
 const Driver* driver(std::string* why) {
   static std::once_flag once;
-  static Opened* opened = nullptr;  // never freed: threads may use it while the process ends
+  static Opened* opened = nullptr;  // never freed, since threads may use it while the process ends
   std::call_once(once, [] { opened = new Opened(open_driver()); });
   if (!opened->good) {
     *why = opened->why;
@@ -69,7 +69,7 @@ const Driver* driver(std::string* why) {
 
 bool has_remote_domain(const Driver& driver, CUdevice device) {
   const char* named = std::getenv("NCCL_MEM_SYNC_DOMAIN");
-  int domains = 0;  // drivers before CUDA 12 do not know the attribute
+  int domains = 0;  // drivers before CUDA 12 lack the attribute
   return driver.launch_with_attributes != nullptr && (named == nullptr || std::strcmp(named, "0") != 0) &&
          driver.device_attribute(&domains, kAttributeMemoryDomains, device) == kCudaSuccess && domains > 1;
 }
@@ -110,7 +110,7 @@ CUresult launch(const Driver& driver, CUfunction kernel, Grid grid, CUstream str
 
 std::string describe(const Driver& driver, CUresult result, const char* what) {
   const char *name = nullptr, *text = nullptr;
-  // Both may fail themselves: a newer driver may report what this one does not know.
+  // Both calls may fail, for example with the error of a newer driver.
   if (driver.error_name == nullptr || driver.error_name(result, &name) != kCudaSuccess) name = nullptr;
   if (driver.error_string == nullptr || driver.error_string(result, &text) != kCudaSuccess) text = nullptr;
   std::string said = name != nullptr ? name : "CUDA error " + std::to_string(result);

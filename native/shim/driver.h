@@ -1,7 +1,6 @@
-// CUDA by the driver's own interface, opened when it is first needed and never before: a process that uses no GPU must
-// not notice that this library is loaded.
+// CUDA through the driver API, opened at first need: a process that uses no GPU must not be affected by this library.
 //
-// The types and functions are those of CUDA's driver API, declared here as far as we use them, with its numbers.
+// The types and functions are CUDA's, with its numbers, declared here as far as Blink uses them.
 #pragma once
 
 #include <cstddef>
@@ -37,25 +36,25 @@ struct CUdevResource {
   int type;
   char internal[92];
   unsigned multiprocessors;
-  char others[156];  // 44 bytes in CUDA 13: it may have grown since
+  char others[156];  // 44 bytes in CUDA 13; later versions may need more
 };
 
 constexpr CUresult kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaInvalidContext = 201, kCudaNotReady = 600;
 constexpr int kStreamNonBlocking = 1, kEventDisableTiming = 2, kHostRegisterPortable = 1, kHostRegisterDeviceMap = 2;
 constexpr int kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2;
-// While capturing, a wait or a record that reaches beyond the graph: a node of it, done anew by each launch.
+// Within a capture, a wait or record across the graph's border: a node, executed by each launch of the graph.
 constexpr unsigned kEventExternal = 1;
 constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;
 constexpr int kCaptureModeRelaxed = 2;
 constexpr CUresult kCudaCaptureUnsupported = 900, kCudaCaptureInvalidated = 901, kCudaCaptureMerge = 902;
-// An error of what is being captured, not of what was enqueued before: the context is as good as it was.
+// An error of the capture, not of earlier work: the context stays usable.
 inline bool concerns_capture(CUresult result) { return 900 <= result && result <= 908; }
 constexpr int kAttributeStreamMemoryOperations64 = 122;
 constexpr int kAffinityMultiprocessors = 0, kResourceMultiprocessors = 1;
 constexpr int kAttributeMemoryDomains = 126, kLaunchMemoryDomain = 10, kRemoteMemoryDomain = 1;
 constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
 
-// name of the member, name in libcuda, arguments. Versioned names where the header's macros say so.
+// name of the member, name in libcuda (versioned as in the header's macros), arguments
 #define BLINK_DRIVER_FUNCTIONS(X)                                                                                     \
   X(init, "cuInit", (unsigned))                                                                                       \
   X(driver_version, "cuDriverGetVersion", (int*))                                                                     \
@@ -101,7 +100,7 @@ constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
   X(launch, "cuLaunchKernel",                                                                                         \
     (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**))
 
-// What can be done without: nullptr where the driver has none.
+// Optional functions: nullptr if the driver lacks them.
 #define BLINK_DRIVER_EXTRAS(X)                                                                                        \
   X(write_value, "cuStreamWriteValue64_v2", (CUstream, CUdeviceptr, unsigned long long, unsigned))                    \
   X(wait_value, "cuStreamWaitValue64_v2", (CUstream, CUdeviceptr, unsigned long long, unsigned))                      \
@@ -121,28 +120,27 @@ struct Driver {
 #undef BLINK_MEMBER
 };
 
-// The driver: BLINK_CUDA_LIB, else libcuda.so.1; nullptr and `why` if it is missing or too old (the function it lacks
-// is named). Opened in the first call, by one thread; later calls give the same answer.
+// The driver: BLINK_CUDA_LIB, else libcuda.so.1; nullptr and `why` if it is missing or too old (naming the function
+// that it lacks). The first call opens it, in one thread; later calls return the same result.
 const Driver* driver(std::string* why);
 
-// Whether kernels that store into other GPUs go into the remote memory-sync domain, as NCCL's do: there their fences
-// wait for their own stores only, and those of the program's kernels for none of theirs. Where the GPU has several
-// domains (from Hopper on, with CUDA 12), unless NCCL_MEM_SYNC_DOMAIN is 0.
+// True if kernels that store into other GPUs run in the remote memory-sync domain, as NCCL's do. There their fences
+// wait for their own stores only, and fences of the program's kernels do not wait for these. Used if the GPU has
+// several domains (from Hopper on, with CUDA 12), unless NCCL_MEM_SYNC_DOMAIN is 0.
 bool has_remote_domain(const Driver& driver, CUdevice device);
 
-// How many of a GPU's multiprocessors kernels may get: fewer than it has where this thread's context is a green one, or
-// the process has a share of the GPU by MPS. (The driver's word, which one driver gives by the one, another by the other
-// function.) A current context of another GPU says nothing of this one.
+// The number of a GPU's multiprocessors that kernels can use: fewer than all in a green context or under an MPS share.
+// (Drivers differ in which of two functions reports it.) A current context of another GPU is ignored.
 CUresult multiprocessors_here(const Driver& driver, CUdevice device, unsigned* count);
 
 struct Grid { unsigned blocks, threads; };
 CUresult launch(const Driver& driver, CUfunction kernel, Grid grid, CUstream stream, void** arguments, bool remote);
 
-// "CUDA_ERROR_OUT_OF_MEMORY (out of memory) from cuMemAlloc_v2": for people.
+// A text for people: "CUDA_ERROR_OUT_OF_MEMORY (out of memory) from cuMemAlloc_v2".
 std::string describe(const Driver& driver, CUresult result, const char* what);
 
-// Makes a context current for a scope. What this thread does there ends nobody's stream capture: by default, to
-// allocate or free while another thread captures makes that capture invalid.
+// Makes a context current for a scope, in the relaxed capture mode. In the default mode an allocation or release would
+// invalidate another thread's stream capture.
 class InContext {
  public:
   InContext(const Driver& driver, CUcontext context) : driver_(driver) {
@@ -160,7 +158,7 @@ class InContext {
 
  private:
   const Driver& driver_;
-  int mode_ = kCaptureModeRelaxed;  // then the thread's own
+  int mode_ = kCaptureModeRelaxed;  // after the exchange, the thread's own mode
   bool relaxed_, pushed_;
 };
 

@@ -21,7 +21,8 @@ constexpr CUresult kPeerAlreadyEnabled = 704;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 constexpr std::size_t kWordsOfCopies = 2048;  // in the status page
 constexpr char kFold[] = "blink_fold";
-constexpr std::size_t kCapturesAtOnce = 8;  // more of one communicator, with calls in turn, are not kept apart
+constexpr std::size_t kCapturesAtOnce = 8;  // captures per communicator with alternating calls; beyond them the oldest
+                                            // is dropped
 
 bool from_hex(const std::string& text, char* bytes, std::size_t size) {
   if (text.size() != 2 * size) return false;
@@ -33,7 +34,7 @@ bool from_hex(const std::string& text, char* bytes, std::size_t size) {
   return true;
 }
 
-// NCCL's own switch: with 0 the program orders graphs and calls itself, and graphs have no nodes for it.
+// NCCL's own switch: with 0 the program itself orders graphs and calls, and graphs get no nodes for it.
 bool mixes_graphs() {
   const char* text = variable("NCCL_GRAPH_MIXING_SUPPORT");
   if (text == nullptr) return true;
@@ -41,7 +42,7 @@ bool mixes_graphs() {
   return std::strtol(text, &end, 0) != 0 || end == text;
 }
 
-// Process ids repeat in other PID namespaces; with something drawn by chance they do not.
+// Process ids repeat across PID namespaces; random numbers make the name unique.
 std::string process_name() {
   static const std::string drawn = [] {
     std::random_device source;
@@ -89,7 +90,7 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle,
   return engine;
 }
 
-// The segment, and behind it the table of connections and what it takes to try them.
+// The segment, followed by the table of connections and the memory of their probes.
 bool Engine::allocate(std::string* why) {
   const std::size_t table = (bundle_.segments[static_cast<std::size_t>(rank_)] + 255) / 256 * 256;
   const std::size_t bytes = table + bundle_.connections.size() * (sizeof(Connection) + PeerWriteProbe::kProbeBytes);
@@ -120,8 +121,8 @@ bool Engine::load(std::string* why) {
                       [&](std::string* content) { return bundle_.read_image(code, content, why); }, &module, why)) {
       return false;
     }
-    // To ask for a function loads its code, also where CUDA loads lazily (its programming guide, "Lazy Loading"). A
-    // launch that had to load would wait for kernels that run, and they may wait for it.
+    // cuModuleGetFunction loads the code even where CUDA loads lazily (its programming guide, "Lazy Loading"). A launch
+    // that had to load would wait for running kernels, and they may wait for it.
     Kernels kernels;
     for (const Bundle::Protocol protocol : {Bundle::kSimple, Bundle::kLL, Bundle::kLL128}) {
       if (!program.has(protocol)) continue;
@@ -142,20 +143,20 @@ bool Engine::load(std::string* why) {
 }
 
 bool Engine::reserve_blocks(int sharing, unsigned multiprocessors, std::string* why) {
-  unsigned here = 0;  // in the primary context, in which a share by MPS shows, too
+  unsigned here = 0;  // in the primary context, where an MPS share is visible, too
   if (!ok(multiprocessors_here(driver_, device_, &here), "multiprocessors", why)) return false;
   std::uint32_t channels = 0;
   int each = 0;
   for (std::size_t i = 0; i < kernels_.size(); ++i) {
     for (CUfunction kernel : kernels_[i].by_protocol) {
-      if (kernel == nullptr) continue;  // what copy engines run keeps nothing on the GPU
+      if (kernel == nullptr) continue;  // programs of copy engines keep no blocks on the GPU
       int blocks = 0;
       if (!ok(driver_.occupancy(&blocks, kernel, static_cast<int>(bundle_.threads), 0), "occupancy", why)) return false;
       each = channels == 0 ? blocks : std::min(each, blocks);
       channels = std::max(channels, bundle_.programs[i].channels);
     }
   }
-  if (channels == 0) return true;  // copy engines run everything
+  if (channels == 0) return true;  // copy engines run all programs
   const auto count = [](int number) { return static_cast<std::uint32_t>(std::max(number, 0)); };
   const ResidentBlocks::Gpu gpu = {ordinal_, std::min(here, multiprocessors), count(each), count(sharing)};
   room_ = blocks_.reserve(gpu, channels, bundle_.blocks(), why);
@@ -184,7 +185,7 @@ bool Engine::share_staging(std::string* why) {
   const std::uint64_t bytes = bundle_.memory_bytes();
   if (bytes == 0) return true;
   if (page_->staging_bytes() < bytes) {
-    *why = "the plan stages messages in " + std::to_string(bytes) + " bytes of host memory, the ranks share " +
+    *why = "the plan needs " + std::to_string(bytes) + " bytes of host memory for staging, but the ranks share " +
            std::to_string(page_->staging_bytes());
     return false;
   }
@@ -196,7 +197,7 @@ bool Engine::share_staging(std::string* why) {
   return ok(driver_.host_device_pointer(&staging_device_, page_->staging(), 0), "cuMemHostGetDevicePointer", why);
 }
 
-// Where this GPU finds the segments: 0 for a peer into which no connection leads; then the memories.
+// The segments' addresses on this GPU: 0 for a peer without a connection from here; then the host memories.
 std::vector<CUdeviceptr> Engine::segments() const {
   std::vector<CUdeviceptr> all;
   for (const Peer& peer : peers_) all.push_back(peer.base);
@@ -212,7 +213,7 @@ std::string Engine::address() const {
   CUipcMemHandle handle{};
   char bus_id[64] = "";
   InContext context(driver_, context_);
-  // Where handles cannot be made (some containers), ranks of the same process still reach each other.
+  // Without IPC handles (some containers), ranks of the same process still reach each other.
   const bool exported = context && driver_.ipc_get(&handle, arena_.segment) == kCudaSuccess;
   const bool named = driver_.device_bus_id(bus_id, sizeof bus_id, device_) == kCudaSuccess && bus_id[0] != '\0';
   return process_name() + " " + std::to_string(arena_.segment) + " " + std::to_string(ordinal_) + " " +
@@ -227,7 +228,7 @@ bool Engine::map_peer(int peer, const std::string& address, std::string* why) {
   int ordinal = 0;
   const std::string whom = "rank " + std::to_string(peer);
   if (std::sscanf(address.c_str(), "%159s %llu %d %159s %63s", process, &base, &ordinal, handle, gpu) != 5) {
-    *why = whom + " gave an address that cannot be read: " + address;
+    *why = whom + " sent a malformed address: " + address;
     return false;
   }
   Peer& entry = peers_[static_cast<std::size_t>(peer)];
@@ -241,7 +242,7 @@ bool Engine::map_peer(int peer, const std::string& address, std::string* why) {
         return false;
       }
       const CUresult enabled = driver_.enable_peer(context, 0);
-      driver_.primary_release(device);  // the peer's own engine holds it
+      driver_.primary_release(device);  // the peer's own engine retains it
       if (enabled != kPeerAlreadyEnabled && !ok(enabled, ("cuCtxEnablePeerAccess to " + whom).c_str(), why)) {
         return false;
       }
@@ -257,7 +258,7 @@ bool Engine::map_peer(int peer, const std::string& address, std::string* why) {
   return ok(driver_.ipc_open(&entry.base, memory, kIpcLazyPeerAccess), ("cuIpcOpenMemHandle of " + whom).c_str(), why);
 }
 
-// The other end's segment and, where a path leads over a GPU between the two, that one's.
+// Maps the peer's segment and, if the path leads over a third GPU, that GPU's segment.
 bool Engine::map_for(const Bundle::Connection& connection, const std::vector<std::string>& addresses,
                      std::string* why) {
   if (connection.staged()) return true;
@@ -298,12 +299,12 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
   return written && open_copies(why);
 }
 
-// All that setup_stream_ holds. What does not end is taken for a launch: drain() waits for it, and nothing is freed.
+// Waits for setup_stream_. Unfinished work counts as a launch: drain() waits for it, and nothing is freed.
 bool Engine::wait_for_setup(const Deadline& deadline, const char* what, std::string* why) {
   CUresult result = note(setup_stream_, 0);
   while (result == kCudaSuccess && (result = driver_.event_query(last_event_)) == kCudaNotReady) {
     if (deadline.passed()) {
-      *why = std::string(what) + " did not end in time (BLINK_PEER_TIMEOUT)";
+      *why = std::string(what) + " did not end within the timeout (BLINK_PEER_TIMEOUT)";
       return false;
     }
     result = kCudaSuccess;
@@ -335,9 +336,9 @@ bool Engine::check_probes(const Deadline& deadline, std::string* why) {
   return false;
 }
 
-// A GPU has fewer queues than there are streams. Those of one rank may share a queue (copy_plan.h), but what waits for
-// another rank must not lie before that rank's own work: the planner leaves copy engines out where ranks of a process
-// share a GPU.
+// A GPU has fewer queues than there are streams. One rank's streams may share a queue (copy_plan.h), but a wait for
+// another rank must not precede that rank's own work in a queue. So the planner uses no copy engines where ranks of one
+// process share a GPU.
 bool Engine::open_copies(std::string* why) {
   const auto folds = [](const Kernels& one) { return one.fold != nullptr; };
   const bool any = std::any_of(kernels_.begin(), kernels_.end(), folds);
@@ -373,7 +374,8 @@ CUresult Engine::capture_of(CUstream stream, Capture* capture) const {
   return kCudaSuccess;
 }
 
-// Lets `stream` wait for the communicator's last launch: ours, and, before one of ours, NCCL's, which orders its own.
+// Makes `stream` wait for the communicator's last launch by Blink. Before a launch of Blink (`ours`) it also waits for
+// NCCL's last; NCCL orders its own calls.
 CUresult Engine::follow(CUstream stream, unsigned long long capture, bool ours) {
   const auto is_it = [capture](const Captured& one) { return one.capture == capture; };
   const auto earlier = std::find_if(captures_.begin(), captures_.end(), is_it);
@@ -382,18 +384,18 @@ CUresult Engine::follow(CUstream stream, unsigned long long capture, bool ours) 
   }
   if (capture != 0 && !mixes_) return kCudaSuccess;
   in_graphs_ = in_graphs_ || capture != 0;
-  // On the same stream too: its handle may be that of a stream that is gone, whose work still runs.
+  // Also on the same stream: the handle may have been reused while the old stream's work still runs.
   const unsigned flags = capture != 0 ? kEventExternal : 0;
   const CUresult result = driver_.stream_wait_event(stream, last_event_, flags);
   if (result != kCudaSuccess || !ours || (capture == 0 && !beside_nccl_)) return result;
-  // A graph waits also where NCCL serves its first call later.
+  // A graph waits even if NCCL runs its first call only later.
   return driver_.stream_wait_event(stream, nccl_event_, flags);
 }
 
 CUresult Engine::note(CUstream stream, unsigned long long capture, CUevent event) {
   if (capture == 0) return driver_.event_record(event, stream);
-  // Which call of a capture is its last one cannot be known: each is recorded, and each record comes after the one
-  // before, so that the last one counts.
+  // The last call of a capture is not known in advance. So each call is recorded, each record follows the one before,
+  // and the last one counts.
   CUresult result = kCudaSuccess;
   if (mixes_) result = driver_.event_record_with_flags(event, stream, kEventExternal);
   unseen_ = unseen_ || (event == last_event_ && (!mixes_ || result != kCudaSuccess));
@@ -428,7 +430,7 @@ CUresult Engine::launch(int program, Bundle::Protocol protocol, Call call, CUstr
   if (result != kCudaSuccess) return result;
   result = run(program, protocol, call, stream);
   if (result == kCudaSuccess && after != nullptr) result = driver_.event_record(after, stream);
-  // Also after an error: some of it may run.
+  // Recorded after an error, too, since part of the launch may run.
   const CUresult noted = note(stream, capture.id);
   return result == kCudaSuccess ? noted : result;
 }
@@ -441,7 +443,7 @@ CUresult Engine::join(const std::vector<CUstream>& streams) {
     if (result != kCudaSuccess) return result;
     if (captures[i].id != captures[0].id || captures[i].lost != captures[0].lost) return kCudaCaptureMerge;
   }
-  if (captures[0].lost) return kCudaSuccess;  // the calls say so
+  if (captures[0].lost) return kCudaSuccess;  // the calls report it
   result = follow(streams[0], captures[0].id);
   for (std::size_t i = 1; i < streams.size() && result == kCudaSuccess; ++i) {
     result = driver_.event_record(joined_, streams[i]);
@@ -492,7 +494,7 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
   const std::size_t index = static_cast<std::size_t>(program);
   const Bundle::Program& of = bundle_.programs[index];
   call.program = of.number;
-  // The same on all ranks, which have read the same plan and agreed on the room.
+  // Equal on all ranks, which have read the same plan and agreed on the room.
   call.parts = std::min(of.parts, room_ / of.channels);
   const unsigned blocks = of.channels * call.parts;
   return shim::launch(driver_, kernels_[index].by_protocol[protocol], {blocks, bundle_.threads}, stream, arguments,
@@ -504,7 +506,7 @@ Status Engine::status() const {
     const Status of_copies = copies_->status();
     if (of_copies.code != kRunning) return of_copies;
   }
-  // The kernel that gives up stores code and connection as one word, after the rest; other blocks try to claim that
+  // A kernel that gives up stores the rest first, then code and connection as one word. Other blocks try to claim that
   // word before and after it (state.h).
   typedef Word __attribute__((may_alias)) AnyWord;
   const Word first = __atomic_load_n(reinterpret_cast<const AnyWord*>(arena_.status), __ATOMIC_ACQUIRE);
@@ -526,13 +528,14 @@ bool Engine::drain(double seconds) {
   return true;
 }
 
-// What peers have mapped stays mapped, as their memory stays theirs (pool.h).
+// Mappings of peers' memory stay open, as that memory stays allocated (pool.h).
 Engine::~Engine() {
   if (context_ == nullptr) return;
   InContext context(driver_, context_);
-  if (context) {  // else the program has reset the GPU
+  if (context) {  // otherwise the program has reset the GPU
     copies_.reset();
-    // A graph that is still there names it, and CUDA does not say what becomes of a graph whose event is gone.
+    // An existing graph may refer to these events, and CUDA does not define the behaviour of a graph whose event is
+    // gone.
     if (joined_ != nullptr) driver_.event_destroy(joined_);
     for (CUevent event : {last_event_, nccl_event_}) {
       if (event != nullptr && !in_graphs_) driver_.event_destroy(event);

@@ -1,5 +1,6 @@
-// What one rank owns on its GPU: a segment of memory that its peers write into, the generated code as loaded modules,
-// and what a launch needs: the tables of connections, the abort word, the place where a launch says why it ended early.
+// One rank's part of the GPU: a segment of memory that its peers write into, the generated code as loaded modules, and
+// the arguments of launches: the tables of connections, the abort word, and the status in which a launch reports an
+// error.
 #pragma once
 
 #include <cstdint>
@@ -21,30 +22,31 @@ namespace blink::shim {
 
 class Engine {
  public:
-  // The device's primary context, the segment (zeroed when this returns) and the modules for its architecture.
-  // nullptr and `why`: no memory, no image for this GPU, a kernel that is missing, no room for the blocks.
-  // `sharing`: how many ranks of the communicator use this GPU, of which they may use so many `multiprocessors`.
+  // Opens the device's primary context, allocates the segment (zeroed on return) and loads the modules for its
+  // architecture. nullptr and `why`: no memory, no image for this GPU, a missing kernel, no room for the blocks.
+  // `sharing`: ranks of the communicator on this GPU, which together may use `multiprocessors`.
   static std::unique_ptr<Engine> open(const Driver& driver, const Bundle& bundle, int rank, int device, int sharing,
                                       unsigned multiprocessors, std::shared_ptr<SharedPage> page, std::string* why);
-  // When all that was launched has ended, and this rank has told the others that it is done.
+  // To be called after all launches have ended and this rank has reported that to the others.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Blocks for which there is room here. No launch has more than all ranks have room for.
+  // Blocks that fit on this GPU. A launch has at most as many as fit on every rank's.
   std::uint32_t blocks() const { return room_; }
   void use_blocks(std::uint32_t blocks);
-  // How others map the segment, as one line of text.
+  // The segment's address for peers, as one line of text.
   std::string address() const;
-  // Maps the segments of all peers into which a connection leads, and writes this rank's table of connections.
+  // Maps the segments of all peers with a connection from here, and writes this rank's table of connections.
   bool connect(const std::vector<std::string>& addresses, std::string* why);
-  // Writes probes into the memory of those peers; and, when all ranks have, whether theirs have arrived here. False and
-  // `why` also where that is not over by the deadline: then this engine is never drained.
+  // write_probes() writes probes into those peers' memory. check_probes(), after all ranks have written, checks that
+  // theirs have arrived here. False and `why` on an error or after the timeout, after which the engine is never
+  // drained.
   bool write_probes(const Deadline& deadline, std::string* why);
   bool check_probes(const Deadline& deadline, std::string* why);
 
-  // The capture that a stream takes part in. `id` 0: none. `lost`: it has failed, and the stream takes nothing until
-  // the program ends it.
+  // A stream's capture. `id` 0: none. `lost`: the capture has failed, and the stream accepts nothing until the program
+  // ends it.
   struct Capture {
     unsigned long long id = 0;
     bool lost = false;
@@ -52,30 +54,30 @@ class Engine {
   };
   CUresult capture_of(CUstream stream, Capture* capture) const;
 
-  // Enqueues one program. `call` holds buffers, sizes, type and operation; the rest is filled in here. `capture`: what
-  // capture_of() says of the stream. `before` and `after` (null: none) are recorded around it, outside of captures.
+  // Enqueues one program. `call` holds buffers, sizes, type and operation; the engine fills in the rest. `capture`: the
+  // result of capture_of(). `before` and `after` (null: none) are recorded around the launch, outside of captures.
   CUresult launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, const Capture& capture,
                   CUevent before, CUevent after);
 
-  // Lets each of these streams, and the communicator's next call, wait for all that they hold now. kCudaCaptureMerge
-  // where some are in a capture that others are not in.
+  // Makes each of these streams, and the communicator's next call, wait for the present work of all of them.
+  // kCudaCaptureMerge if only some of them are in the same capture.
   CUresult join(const std::vector<CUstream>& streams);
 
-  // NCCL serves a call of this communicator on `stream`. What is put there between the two comes after our calls so
-  // far, and before those that follow.
+  // Bracket a call of this communicator that NCCL runs on `stream`. Work enqueued between the two comes after Blink's
+  // earlier calls and before its later ones.
   CUresult before_nccl(CUstream stream);
   CUresult after_nccl(CUstream stream);
 
-  // Messages, in two steps: where they begin, which is after all that the stream holds now; and, when what comes before
-  // them in their group is enqueued, the messages. What the stream holds next comes after them.
+  // Messages, in two steps. fork() marks their beginning, after the stream's present work; launch() enqueues them once
+  // the earlier calls of their group are enqueued. Later work of the stream waits for them.
   CUresult fork(CUstream stream);
   CUresult launch(const std::vector<CopyEngines::Message>& messages, std::uint64_t timeout_ns, CUstream stream);
 
-  // What a launch that ended early has said; code 0: none did.
+  // The error of a launch; code 0: none.
   Status status() const;
-  // Whether there may be a graph whose replays drain() does not see.
+  // True if a graph may exist whose replays drain() cannot observe.
   bool has_unseen_replays() const { return unseen_; }
-  // All that was launched has ended, here and by replays so far; false if that takes longer than the deadline.
+  // Waits until all launches and replays so far have ended; false after the timeout.
   bool drain(double seconds);
 
   const Driver& driver() const { return driver_; }
@@ -113,7 +115,7 @@ class Engine {
   };
   struct Kernels {
     CUfunction by_protocol[3] = {};
-    CUfunction fold = nullptr;  // where copy engines run it
+    CUfunction fold = nullptr;  // if copy engines run the program
   };
 
   const Driver& driver_;
@@ -122,29 +124,29 @@ class Engine {
   int ordinal_ = 0;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
-  std::uint64_t kept_ = 0;  // where the pool keeps what is on this GPU
+  std::uint64_t kept_ = 0;  // the pool's number for this GPU's context
   std::string arch_;
-  Arena arena_;  // with the words of copies_ in its status page
+  Arena arena_;  // with copies_' words in its status page
   CUdeviceptr table_ = 0;
   std::vector<Peer> peers_;
   std::vector<Kernels> kernels_;
   ResidentBlocks blocks_;
-  std::uint32_t room_ = 0;  // 0: copy engines run everything
+  std::uint32_t room_ = 0;  // 0: copy engines run all programs
   std::shared_ptr<SharedPage> page_;
   std::unique_ptr<PeerWriteProbe> probe_;  // since connect()
-  std::unique_ptr<CopyEngines> copies_;  // where a program is for copy engines
+  std::unique_ptr<CopyEngines> copies_;  // if some program or message needs them
   bool remote_ = false;  // has_remote_domain()
   CUdeviceptr staging_device_ = 0, abort_device_ = 0;
   CUstream setup_stream_ = nullptr;
-  // Calls of one communicator follow each other, on whatever streams they come, and so do replays: all wait for this
-  // event and record it. Inside a capture they follow each other by an event of the capture.
+  // Calls of one communicator run one after another on any streams, and so do replays: each waits for this event and
+  // records it. Inside a capture an event of the capture orders them.
   CUevent last_event_ = nullptr;
-  CUevent nccl_event_ = nullptr;  // behind NCCL's last call, of which drain() does not know: NCCL ends its own
-  CUevent joined_ = nullptr;  // of join() alone
-  std::vector<Captured> captures_;  // the latest, the oldest first
+  CUevent nccl_event_ = nullptr;  // after NCCL's last call; drain() ignores it, since NCCL waits for its own calls
+  CUevent joined_ = nullptr;  // only for join()
+  std::vector<Captured> captures_;  // the latest ones, the oldest first
   bool mixes_ = true;       // replays wait for last_event_ and record it
-  bool in_graphs_ = false;  // a graph may name these events
-  bool beside_nccl_ = false;  // it has served a call
+  bool in_graphs_ = false;  // a graph may refer to these events
+  bool beside_nccl_ = false;  // NCCL has run a call
   bool unseen_ = false;
 };
 

@@ -1,5 +1,6 @@
-// What libblink.so exports in NCCL's name: every function of NCCL, declared and defined by one table (real_nccl.cpp).
-// Each goes straight on to the real one, or, where it is none of NCCL's own calls, to ours, which no exception leaves.
+// The functions that libblink.so exports in NCCL's name: all of NCCL's, declared and defined by one table
+// (real_nccl.cpp). Each forwards to the real one or, for the program's own calls, to Blink's version, which lets no
+// exception out.
 #pragma once
 
 #include <cxxabi.h>
@@ -35,7 +36,7 @@ ncclResult_t guarded(Body body) {
     warn(std::string("internal error: ") + error.what());
 #ifdef __GLIBCXX__
   } catch (const abi::__forced_unwind&) {
-    throw;  // the thread is being cancelled, which may not be stopped; libc++ shows that to no handler
+    throw;  // the thread is being cancelled, which must continue; libc++ has no handler for it
 #endif
   } catch (...) {
   }

@@ -11,12 +11,12 @@
 namespace blink::shim {
 namespace {
 
-// Plain words: a thread that ends with an open group, or calls NCCL while it ends, meets no destroyed object.
+// Trivial types: a thread that ends with an open group, or calls NCCL while it ends, must not meet a destroyed object.
 thread_local int depth = 0;
 thread_local Group* group = nullptr;
 
 ncclResult_t start() {
-  // First what may fail, so that the real group and ours are open or closed together.
+  // Allocation may fail, so it comes first: the real group and Blink's open and close together.
   std::unique_ptr<Group> opened;
   if (depth == 0) opened = std::make_unique<Group>();
   const ncclResult_t result = real::ncclGroupStart();
@@ -25,7 +25,7 @@ ncclResult_t start() {
   return result;
 }
 
-// `end` is the real ncclGroupEnd, or its simulation.
+// `end` is the real ncclGroupEnd or ncclGroupSimulateEnd.
 template <class End>
 ncclResult_t finish(End end, bool runs) {
   const ncclResult_t begun = depth == 1 && runs ? guarded([] { return group->begin(); }) : ncclSuccess;
@@ -87,7 +87,7 @@ ncclResult_t Group::begin() {
 
 ncclResult_t Group::end(ncclResult_t result, bool runs) {
   begin_all(std::move(pending_), result);
-  // A group with an error runs nothing, neither NCCL's part nor ours.
+  // After an error neither NCCL's part nor Blink's runs.
   if (!runs || failed(result)) return result;
   if (result == ncclInProgress) settle_real();
   const ncclResult_t noted = guarded([this, result] { return note_left(result); });
@@ -96,7 +96,7 @@ ncclResult_t Group::end(ncclResult_t result, bool runs) {
   return failed(noted) ? noted : failed(ours) ? ours : failed(joined) ? joined : result;
 }
 
-// All streams of NCCL's calls go on when these have ended, so that behind each of them is behind all.
+// All streams of NCCL's calls continue after the group's last call, so waiting for one stream waits for all.
 ncclResult_t Group::note_left(ncclResult_t result) {
   ncclResult_t first = ncclSuccess;
   for (const auto& [member, stream] : left_) {
@@ -124,8 +124,8 @@ ncclResult_t Group::enqueue() {
   return result;
 }
 
-// On a non-blocking communicator NCCL launches its part from a thread of its own. Ours comes after it on every rank, or
-// two ranks would run them in different orders.
+// For a non-blocking communicator NCCL launches its part from its own thread. Blink's part must follow it on every
+// rank, or two ranks would run the parts in different orders.
 void Group::settle_real() {
   const Deadline deadline(seconds_from("BLINK_PLAN_TIMEOUT", 120));
   for (const Part& part : parts_) {

@@ -1,6 +1,6 @@
-// The open group of a thread. Our calls wait in it, in the order of the program, for the outermost ncclGroupEnd, as
-// NCCL's do; so do communicators, whose handles come then. Messages of a group go side by side, with each other and
-// with those that NCCL has: a rank may call them in any order.
+// The open group of a thread. Blink's calls wait in program order for the outermost ncclGroupEnd, as NCCL's do. New
+// communicators wait, too, since their handles come then. Messages of a group run concurrently with each other and with
+// NCCL's, since ranks may issue them in any order.
 #pragma once
 
 #include <map>
@@ -15,21 +15,21 @@ namespace blink::shim {
 
 class Group {
  public:
-  // Of the calling thread; nullptr where none is open.
+  // The calling thread's group; nullptr if none is open.
   static Group* current();
 
   void add(std::shared_ptr<Member> member, const Operation& operation);
-  // A call of the communicator on this stream is in the group, ours or NCCL's: the group begins when all its streams
-  // get there, and all of them go on when it has ended.
+  // Notes that the group has a call of the communicator on this stream, of Blink or NCCL. The group begins when all of
+  // its streams reach it, and they continue when it has ended.
   void uses(const Member* member, CUstream stream);
   void add(Pending pending) { pending_.push_back(std::move(pending)); }
 
-  // NCCL serves a call of the communicator on this stream, in the group.
+  // Notes that NCCL runs a call of the communicator on this stream, in the group.
   void leaves(std::shared_ptr<Member> member, CUstream stream);
 
-  // Before the real group's end: where it begins, ours begins.
+  // To be called before the real group's end: both groups begin at the same point of the streams.
   ncclResult_t begin();
-  // The real group has ended with `result`. `runs`: false where it was only simulated.
+  // Ends the group after the real one has returned `result`. `runs`: false after a simulation.
   ncclResult_t end(ncclResult_t result, bool runs);
 
  private:
@@ -37,7 +37,7 @@ class Group {
     std::shared_ptr<Member> member;
     Operation operation;
   };
-  // What the group has of a communicator of which some calls are ours.
+  // The group's share of a communicator for which Blink runs some calls.
   struct Part {
     std::shared_ptr<Member> member;
     std::vector<Operation> messages;
@@ -50,12 +50,12 @@ class Group {
 
   std::vector<Call> calls_;  // of collectives
   std::vector<Part> parts_;
-  std::vector<std::pair<std::shared_ptr<Member>, CUstream>> left_;  // to NCCL, each once
-  std::map<const Member*, std::vector<CUstream>> streams_;  // each once, in the order of the calls
+  std::vector<std::pair<std::shared_ptr<Member>, CUstream>> left_;  // calls that NCCL runs, without duplicates
+  std::map<const Member*, std::vector<CUstream>> streams_;  // without duplicates, in the order of the calls
   std::vector<Pending> pending_;
 };
 
-// Into the group of this thread, or right away: what begin_all() does.
+// Defers begin_all() to the end of this thread's group, or calls it now if none is open.
 void begin_or_defer(std::vector<Pending> pending, ncclResult_t result);
 
 }  // namespace blink::shim

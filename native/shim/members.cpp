@@ -8,13 +8,13 @@
 namespace blink::shim {
 namespace {
 
-// Never destroyed: NCCL may be called while the process ends.
+// Never destroyed, since NCCL may be called while the process ends.
 struct Table {
   std::mutex mutex;
-  // By NCCL's handle, which it gives to the next communicator as soon as it has freed it.
+  // By NCCL's handle, which NCCL reuses for the next communicator after freeing it.
   std::unordered_map<ncclComm_t, std::shared_ptr<Member>> members;
 
-  // Those that do not block. Locked while they are begun: who sees one complete must find it among the members.
+  // The non-blocking ones. Locked while they begin: a thread that sees one complete must find it among the members.
   std::mutex awaiting;
   std::vector<Pending> awaited;
   std::atomic<bool> awaits{false};
@@ -37,10 +37,10 @@ std::shared_ptr<Member> take(ncclComm_t comm) {
   return node.empty() ? nullptr : std::move(node.mapped());
 }
 
-// Ranks of a child are told that it exists by NCCL, and not all at the same moment.
+// NCCL tells the ranks of a child that it exists, at different times.
 constexpr double kChildGraceS = 5;
 
-// NCCL has freed this handle without our knowing and given it to another.
+// NCCL has freed this handle in a call that Blink did not see, and reused it.
 void drop_stale(std::shared_ptr<Member> member) {
   if (member == nullptr) return;
   member->ended = true;
@@ -53,7 +53,7 @@ ncclResult_t state_of(ncclComm_t comm) {
   return result == ncclSuccess ? state : result;
 }
 
-// The real communicator is complete. nullptr for one rank alone, which has nobody to meet.
+// Begins a member whose real communicator is complete. nullptr for a single rank, which has no peers.
 std::shared_ptr<Member> begin(std::shared_ptr<Member> member) {
   drop_stale(take(member->real));
   Place& place = member->place;
@@ -70,17 +70,17 @@ std::shared_ptr<Member> begin(std::shared_ptr<Member> member) {
   return member;
 }
 
-// begin(), and if that throws, nothing of it is left.
+// Calls begin(), and undoes it on an exception.
 std::shared_ptr<Member> try_begin(const Pending& pending) {
   std::shared_ptr<Member> member;
   if (!beside([&] { member = begin(pending.member); })) take(pending.member->real);
   return member;
 }
 
-// What has become of a pending that is waited for.
+// The state of a communicator that NCCL is creating.
 enum class Stage { kWaits, kComplete, kGone };
 
-// `comm` is in state `state`. A child's handle becomes known by its parent's state.
+// `state` is that of `comm`. A child's handle is read once its parent's state allows it.
 Stage stage_of(Pending* pending, ncclComm_t comm, ncclResult_t state) {
   const ncclComm_t& real = pending->member->real;
   if (real == nullptr) {
@@ -137,9 +137,9 @@ void begin_all(std::vector<Pending> all, ncclResult_t result) {
     for (Pending& pending : all) {
       bool& blocking = pending.member->place.wishes.blocking;
       blocking = blocking && result == ncclSuccess;
-      // A child that does not block is there when its parent's state says so, which may be now.
+      // A non-blocking child exists once its parent's state says it, possibly already.
       const bool filled = result == ncclSuccess || pending.parent == nullptr;
-      if (filled && pending.member->real == nullptr) continue;  // not a part of the split
+      if (filled && pending.member->real == nullptr) continue;  // this rank is not in the split
       if (!blocking) {
         const std::lock_guard<std::mutex> lock(table().awaiting);
         table().awaited.push_back(std::move(pending));

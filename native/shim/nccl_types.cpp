@@ -8,7 +8,7 @@
 
 namespace blink::shim {
 
-// As a compiler lays out NCCL's own declarations on 64-bit machines.
+// The layout of NCCL's own declarations on 64-bit machines.
 static_assert(sizeof(ncclUniqueId) == 128 && sizeof(ncclTeam_t) == 12 && sizeof(ncclMultimemHandle_t) == 8);
 static_assert(offsetof(ConfigHead, magic) == 8 && offsetof(ConfigHead, blocking) == 16);
 static_assert(offsetof(ConfigHead, max_ctas) == 28 && offsetof(ConfigHead, cta_policy) == 60);
@@ -33,8 +33,7 @@ const char* text_of(ncclResult_t result) {
 
 namespace {
 
-// A field of the configuration, as NCCL reads it: not what is behind its end, nor what is newer than the header that
-// the caller was compiled with.
+// A field of the configuration, read as NCCL does: fields beyond its end, or newer than the caller's header, are unset.
 int field(const ncclConfig_t* config, std::size_t at, unsigned since) {
   const auto* head = reinterpret_cast<const ConfigHead*>(config);
   int value = kConfigUnset;
@@ -58,7 +57,7 @@ void at_most(Wishes* wishes, long blocks) {
 
 void only_nccl(Wishes* wishes, const std::string& name, const std::string& value) {
   const std::string said = name + "=" + value;
-  if (wishes->only_nccl.find(said) != std::string::npos) return;  // a child's parent was asked for it too
+  if (wishes->only_nccl.find(said) != std::string::npos) return;  // a child's parent had the same setting
   wishes->only_nccl += (wishes->only_nccl.empty() ? "" : ", ") + said;
 }
 
@@ -81,14 +80,14 @@ void read(const ncclConfig_t* config, Wishes* wishes) {
 Wishes wishes_of(const ncclConfig_t* config, const Wishes& inherited) {
   Wishes wishes;
   if (config == nullptr) wishes = inherited;
-  else read(config, &wishes);  // it replaces the parent's; what is unset in it has NCCL's default
+  else read(config, &wishes);  // it replaces the parent's; its unset fields have NCCL's defaults
   long value = 0;
   if (number_of("NCCL_COMM_BLOCKING", &value) && (value == 0 || value == 1)) wishes.blocking = value == 1;
   for (const char* name : {"NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS",
                            "NCCL_MIN_NCHANNELS", "NCCL_CGA_CLUSTER_SIZE", "NCCL_CTA_POLICY"}) {
     if (const char* const text = variable(name); text != nullptr) only_nccl(&wishes, name, text);
   }
-  // One channel is what gives NCCL's own sums one order, which does not depend on how many blocks run ours.
+  // These limit NCCL to one channel for one order of its sums, which does not depend on Blink's blocks.
   for (const char* name : {"NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"}) {
     if (!order_promised() && number_of(name, &value)) at_most(&wishes, value);
   }

@@ -1,5 +1,5 @@
-// NCCL's types as its ABI has them (nccl.h of 2.32.3): numbers, sizes and orders, declared anew; no header of NCCL is
-// needed to build this library. A structure that only ever passes through by address is an incomplete type.
+// NCCL's types as in its ABI (nccl.h of 2.32.3): numbers, sizes and orders, declared anew, so that the build needs no
+// header of NCCL. A structure that is only passed on by address is an incomplete type.
 #pragma once
 
 #include <cstddef>
@@ -26,12 +26,12 @@ typedef int ncclCommMemStat_t;
 typedef int ncclCftTeamMode_t;
 typedef uint32_t ncclCftLeId;
 
-// Passed by value: their layout decides in which registers they travel.
+// Passed by value: the layout decides the registers.
 typedef struct ncclUniqueIdBytes { char internal[128]; } ncclUniqueId;
 typedef struct ncclTeamOfRanks { int nRanks, rank, stride; } ncclTeam_t;
 typedef struct ncclMultimemBase { void* mcBasePtr; } ncclMultimemHandle_t;
 
-// Passed by address. Of the two configurations we read the head, see below.
+// Passed by address. Blink reads the head of the two configurations, see below.
 typedef struct ncclConfig ncclConfig_t;
 typedef struct ncclCollConfig ncclCollConfig_t;
 typedef struct ncclSimInfo ncclSimInfo_t;
@@ -59,11 +59,11 @@ constexpr int kSum = BLINK_NCCL_SUM, kAvg = BLINK_NCCL_AVG, kPremulSum = BLINK_N
 enum Residence : int { kScalarDevice = 0, kScalarHost = 1 };
 
 constexpr int kSplitNoColor = -1;
-constexpr int kShrinkAbort = 1;  // a flag: what the parent still runs is ended first
+constexpr int kShrinkAbort = 1;  // a flag: the parent's running calls are aborted first
 constexpr int kConfigUnset = INT32_MIN;
 constexpr unsigned kConfigMagic = 0xcafebeef;
 
-// ncclConfig_t as of 2.27, as far as we read it; it is append-only, and `size` says how much of it there is.
+// The part of ncclConfig_t that Blink reads, as of 2.27. The structure is append-only, and `size` is the caller's.
 struct ConfigHead {
   std::size_t size;
   unsigned magic, version;
@@ -74,7 +74,7 @@ struct ConfigHead {
   int collnet_enable, cta_policy;
 };
 
-// ncclCollConfig_t as of 2.32; append-only too.
+// ncclCollConfig_t as of 2.32, also append-only.
 struct CollConfigHead {
   std::size_t size;
   unsigned magic, version;
@@ -86,25 +86,25 @@ struct CollConfigHead {
   cudaEvent_t launch_completion_event;
 };
 
-// Our own words for a result, for when there is no NCCL to ask; total.
+// Blink's own text for a result, used without an NCCL; total.
 const char* text_of(ncclResult_t result);
 
-// What a program asks of a communicator.
+// A program's settings for a communicator.
 struct Wishes {
   bool blocking = true;   // calls wait for their end
-  int most_blocks = 0;    // of a kernel; 0: as many as it wants
-  std::string only_nccl;  // what only NCCL can do, in its words: "cgaClusterSize=4, NCCL_ALGO=Ring"
+  int most_blocks = 0;    // of a kernel; 0: no limit
+  std::string only_nccl;  // settings that need NCCL, in its words: "cgaClusterSize=4, NCCL_ALGO=Ring"
 };
 
-// Those of a communicator made with `config`; `inherited` where there is none. NCCL's variables overrule both, as in
-// NCCL; where one order is promised they do not bound our blocks.
+// The settings of a communicator made with `config`; `inherited` if it is null. NCCL's variables override both, as in
+// NCCL. With a promised order they do not limit Blink's blocks.
 Wishes wishes_of(const ncclConfig_t* config, const Wishes& inherited);
 
-// Whether BLINK_DETERMINISTIC promises one order of every sum, which NCCL keeps for no two sizes.
+// True if BLINK_DETERMINISTIC promises one order for every sum; NCCL's order depends on the size.
 bool order_promised();
 
-// Whether a call's configuration asks for something that only NCCL can do: anything but "as usual", and all that we
-// cannot read.
+// True if a call's configuration asks for something that only NCCL can do: any non-default field, and any configuration
+// that Blink cannot read.
 bool tuned(const ncclCollConfig_t* config);
 
 }  // namespace blink::shim

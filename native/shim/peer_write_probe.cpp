@@ -34,7 +34,7 @@ PeerWriteProbe::PeerWriteProbe(const Driver& driver, const Bundle& bundle, int r
 
 CUresult PeerWriteProbe::write(CUstream stream) const {
   if (texts_.empty()) return kCudaSuccess;
-  // From this GPU's memory, so that this GPU stores it, as its kernels do.
+  // Copied from this GPU's memory, so that this GPU performs the stores, as for kernels.
   CUresult result = driver_.copy_to_device(scratch_, texts_.data(), texts_.size(), stream);
   for (std::size_t i = 0; i < mine_.size() && result == kCudaSuccess; ++i) {
     result = driver_.copy_on_device(mine_[i].at, scratch(i), kProbeBytes, stream);

@@ -21,7 +21,7 @@ namespace blink::shim::pool {
 namespace {
 
 constexpr double kAtExit = 2;
-// The driver hands out smaller pieces of blocks of this size, and exports whole blocks to other processes.
+// The driver cuts smaller allocations out of blocks of this size, and exports whole blocks to other processes.
 constexpr std::size_t kBlock = 2 << 20;
 
 struct Kept {
@@ -44,7 +44,7 @@ void wait_at_exit();
 Pool& all() {
   static Pool* const the = [] {
     static const pid_t owner = getpid();
-    // A forked child has nobody's memory.
+    // A forked child owns no GPU memory.
     std::atexit([] {
       if (getpid() == owner) wait_at_exit();
     });
@@ -53,7 +53,7 @@ Pool& all() {
   return *the;
 }
 
-// Until no peer writes here any more, or not much longer.
+// Waits until no peer writes here any more, at most kAtExit seconds.
 void wait_at_exit() {
   const Deadline deadline(kAtExit);
   const auto free = [](const Kept& one) { return one.free(); };
@@ -77,7 +77,7 @@ bool make(const Driver& driver, std::size_t bytes, Arena* arena, std::string* wh
   if (!ok(driver, driver.mem_alloc(&arena->segment, arena->bytes), "cuMemAlloc_v2 of the staging segment", why)) {
     return false;
   }
-  // Shared: a fork must not part this process from the page that the GPU writes.
+  // MAP_SHARED, so that after a fork this process still has the page that the GPU writes.
   void* const status = mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (status == MAP_FAILED) {
     *why = std::string("mmap: ") + std::strerror(errno);
@@ -92,7 +92,7 @@ bool make(const Driver& driver, std::size_t bytes, Arena* arena, std::string* wh
     driver.host_unregister(status);
     munmap(status, page_bytes());
   }
-  driver.mem_free(arena->segment);  // nobody has used it
+  driver.mem_free(arena->segment);  // not used yet
   *arena = {};
   return false;
 }
@@ -135,7 +135,7 @@ void unregister_pages(const Driver& driver) {
     const std::lock_guard<std::mutex> lock(all().mutex);
     pages.swap(all().registered);
   }
-  for (const auto& page : pages) {  // what was never registered is refused
+  for (const auto& page : pages) {  // pages that were never registered are refused
     driver.host_unregister(page->memory());
     if (page->staging_bytes() != 0) driver.host_unregister(page->staging());
   }

@@ -1,9 +1,8 @@
-// What communicators leave on a GPU for those that come later: memory that peers write into, and loaded modules.
+// The resources on a GPU that communicators leave for later ones: memory that peers write into, and loaded modules.
 //
-// To free device memory, to unload a module and to unregister host memory waits for all that runs on the GPU, and that
-// may be another communicator's kernel that waits for a rank that waits for us. So nothing of it is given back to CUDA
-// while the process runs but a page's registration, by who destroys a communicator, where NCCL frees its own memory,
-// too.
+// Freeing device memory, unloading a module or unregistering host memory waits for all work on the GPU. That work may
+// be another communicator's kernel, which waits for a rank that waits for this one. So these stay until the process
+// ends. Only page registrations are released, when a communicator ends without an abort: there NCCL also frees memory.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,7 @@
 
 namespace blink::shim {
 
-// A rank's memory on its GPU, and a page of the host where its kernels say why they ended early.
+// A rank's memory on its GPU, and a host page in which its kernels report errors.
 struct Arena {
   CUdeviceptr segment = 0;
   std::size_t bytes = 0;
@@ -28,19 +27,19 @@ struct Arena {
 
 namespace pool {
 
-// What is kept belongs to a context, which is another one when the program has reset the GPU: its number, or where the
-// driver gives none the device's.
+// A number for the context, which changes if the program resets the GPU: the context's id, or the device's ordinal if
+// the driver has no ids.
 std::uint64_t place_of(const Driver& driver, CUcontext context, int device);
 
-// An arena of at least `bytes`, with a status page that is zero; false and `why` where there is no memory. In the
+// An arena of at least `bytes` with a zeroed status page; false and `why` if there is no memory. To be called in the
 // place's context.
 bool take(const Driver& driver, std::uint64_t place, std::size_t bytes, Arena* arena, std::string* why);
-// When nothing of this rank uses it any more. Peers' last stores may be on their way: it is handed out again when all
-// ranks of `page` are done. What of the page was registered stays so until unregister_pages(). `page` may be null.
+// To be called when this rank no longer uses the arena. Peers' last stores may still be on their way, so it is reused
+// once all ranks of `page` are done. Page registrations last until unregister_pages(). `page` may be null.
 void give(std::uint64_t place, const Arena& arena, std::shared_ptr<SharedPage> page);
 void unregister_pages(const Driver& driver);
 
-// The module of an image's file, whose content `read` has; loaded once for each place. In its context.
+// The module of an image's file, which `read` reads; loaded once per place. To be called in the place's context.
 typedef std::function<bool(std::string* code)> Reader;
 bool module(const Driver& driver, std::uint64_t place, const std::string& file, const Reader& read, CUmodule* module,
             std::string* why);

@@ -27,21 +27,21 @@ const char* const kNames[] = {
 #include "nccl_functions.def"
 };
 
-constexpr ncclTeam_t kAlone = {1, 0, 1};  // nothing divides by zero
+constexpr ncclTeam_t kAlone = {1, 0, 1};  // not zero ranks, so that callers can divide
 
 struct Library {
   void* handle = nullptr;
-  std::uintptr_t begin = 0, end = 0;  // where it is mapped
+  std::uintptr_t begin = 0, end = 0;  // its mapping
 };
 
-// All of this is without locks: dlopen and dlsym take the loader's, and a thread that holds it may be in the
-// constructor of a library that calls us. Two threads that look at the same time find the same.
+// No locks: dlopen and dlsym take the loader's lock, and a thread that holds it may be in the constructor of a library
+// that calls Blink. Threads that search at the same time get the same result.
 std::atomic<const Library*> library{nullptr};
 std::atomic<void*> addresses[kFunctions];
 std::atomic<bool> told{false};
-char lacking;  // its address stands for "the library has no such function"
+char lacking;  // its address marks a function that the library lacks
 
-thread_local int depth = 0;  // calls into the real library that this thread is in
+thread_local int depth = 0;  // this thread's nested calls into the real library
 
 class Inside {
  public:
@@ -58,7 +58,7 @@ void* base_of(const void* address) {
 
 bool is_ours(const void* address) { return base_of(address) == base_of(&lacking); }
 
-// A function by its name; not our own wrapper, wherever it was found.
+// A function by its name; nullptr for Blink's own wrapper.
 void* symbol(void* handle, const char* name) {
   void* const address = dlsym(handle, name);
   return address == nullptr || is_ours(address) ? nullptr : address;
@@ -87,7 +87,7 @@ int visit(dl_phdr_info* object, std::size_t, void* data) {
   return 1;
 }
 
-// Whether NCCL can be reached through this handle. Another copy of Blink is not NCCL.
+// True if NCCL can be reached through this handle. Another copy of Blink does not count.
 bool holds_nccl(void* handle, Library* found) {
   void* const address = symbol(handle, "ncclGetVersion");
   if (address == nullptr) return false;
@@ -126,14 +126,14 @@ bool look_everywhere(Library* found, std::string* tried) {
 const Library* find_library(std::string* tried) {
   if (const Library* const known = library.load(std::memory_order_acquire)) return known;
   auto found = std::make_unique<Library>();
-  // Not remembered where nothing was found: a program may load NCCL later.
+  // A failure is not cached, since the program may load NCCL later.
   if (!look_everywhere(found.get(), tried)) return nullptr;
   const Library* expected = nullptr;
   if (library.compare_exchange_strong(expected, found.get(), std::memory_order_acq_rel)) return found.release();
   return expected;
 }
 
-// Said whatever NCCL_DEBUG is: without NCCL nothing works, and the caller's own error text cannot say why.
+// Printed at any NCCL_DEBUG: without NCCL nothing works, and the caller's own error text lacks the reason.
 void say_that_there_is_none(const char* name, const std::string& tried) {
   if (told.exchange(true)) return;
   const std::string line = "libblink.so: there is no NCCL to call for " + std::string(name) + ": " + tried +
@@ -169,7 +169,7 @@ void* look_up(Function function, ncclResult_t* refusal) {
   return address;
 }
 
-// The real function, or nullptr and what to return.
+// The real function, or nullptr and the result to return.
 void* find(Function function, ncclResult_t* refusal) {
   void* const address = addresses[function].load(std::memory_order_acquire);
   if (address == nullptr) return look_up(function, refusal);
@@ -189,7 +189,7 @@ const char* last_words() {
 
 }  // namespace
 
-// The parameters `A a, B b, …` of so many types, and the arguments `a, b, …`.
+// The parameters `A a, B b, …` for a number of types, and the arguments `a, b, …`.
 #define BLINK_TAKES_0()
 #define BLINK_TAKES_1(A) A a
 #define BLINK_TAKES_2(A, B) A a, B b
@@ -236,7 +236,7 @@ int real_version() {
 
 bool passes(const void* caller) {
   if (depth > 0 || disabled()) return true;
-  // NCCL's own threads: their calls for its own purposes must see its own state.
+  // NCCL's own threads call its functions for their own purposes and need the real ones.
   const Library* const known = library.load(std::memory_order_acquire);
   const auto address = reinterpret_cast<std::uintptr_t>(caller);
   return known != nullptr && known->begin <= address && address < known->end;
@@ -244,7 +244,7 @@ bool passes(const void* caller) {
 
 }  // namespace blink::shim
 
-// What is exported: the functions that do more, and those that Blink has nothing to add to.
+// The exports: functions with Blink's own version, and functions that only forward.
 #define BLINK_HANDLED(name, count, types)                                                  \
   ncclResult_t name(BLINK_TAKES_##count types) {                                           \
     using namespace blink::shim;                                                           \
@@ -258,5 +258,5 @@ bool passes(const void* caller) {
 
 extern "C" const char* blink_shim_version();
 
-// The version in pyproject.toml, which CMake passes in and `blink run` asks for. The text is never freed.
+// The version in pyproject.toml, passed in by CMake and read by `blink run`. The text is never freed.
 extern "C" const char* blink_shim_version() { return BLINK_VERSION; }

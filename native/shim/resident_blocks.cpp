@@ -9,7 +9,8 @@ namespace {
 
 struct Taken {
   std::uint32_t blocks = 0;
-  std::uint32_t multiprocessors = UINT32_MAX, each = UINT32_MAX;  // the least of all communicators since there were none
+  std::uint32_t multiprocessors = UINT32_MAX, each = UINT32_MAX;  // the least of all communicators since the GPU had
+                                                                  // none
 };
 
 struct Residence {
@@ -33,7 +34,7 @@ std::uint32_t ResidentBlocks::reserve(const Gpu& gpu, std::uint32_t channels, st
   const std::uint32_t share = std::max(channels, held / 8 / gpu.ranks);
   if (free < channels) {
     *why = "its kernels need at least " + std::to_string(channels) + " blocks at once; of the " + std::to_string(most) +
-           " that communicators may keep on GPU " + std::to_string(gpu.device) + " others hold " +
+           " that communicators may use on GPU " + std::to_string(gpu.device) + " others hold " +
            std::to_string(taken.blocks);
     return 0;
   }
@@ -51,7 +52,7 @@ void ResidentBlocks::keep(std::uint32_t blocks) {
   const auto taken = residence().taken.find(device_);
   taken->second.blocks -= blocks_ - blocks;
   blocks_ = blocks;
-  if (taken->second.blocks == 0) residence().taken.erase(taken);  // with the least of communicators that are gone
+  if (taken->second.blocks == 0) residence().taken.erase(taken);  // including the least values of ended communicators
 }
 
 }  // namespace blink::shim

@@ -17,7 +17,7 @@ extern "C" const char* blink_shim_version();
 namespace blink::shim {
 namespace {
 
-constexpr double kAfterPlanning = 20;  // the rounds outlive the planner, so that its failure is told to all
+constexpr double kAfterPlanning = 20;  // the rounds outlive the planner, so that all ranks hear of its failure
 
 std::string setting(const char* variable) {
   const char* value = std::getenv(variable);
@@ -31,7 +31,7 @@ std::string boot_id() {
   return id;
 }
 
-// The ranks' way from "all are here" to "all can launch". Steps give false and why_.
+// The setup from "all ranks are present" to "all can launch". A step that fails returns false and sets why_.
 class Setup {
  public:
   Setup(Bootstrap* bootstrap, const Place& place, const std::atomic<bool>& cancelled, std::string* why)
@@ -41,11 +41,11 @@ class Setup {
   std::unique_ptr<Resources> run();
 
  private:
-  // All ranks have got through a step, and what each has to say of it is in words_.
+  // Ends a step on all ranks: collects each rank's words, or its error, in words_.
   bool round(bool good, const std::string& mine, int* descriptor = nullptr) {
     return bootstrap_->all_gather(good, good ? mine : *why_, &words_, descriptor, place_.grace_s, deadline_, why_);
   }
-  // For what a driver may never end.
+  // The limit for work that a driver may never complete.
   Deadline trying() const {
     return deadline_.moved_to(std::min(seconds_from("BLINK_PEER_TIMEOUT", 30), deadline_.left()));
   }
@@ -63,7 +63,7 @@ class Setup {
   std::unique_ptr<Resources> resources_;
 };
 
-// What this rank tells of itself: "UUID JSON", as blinkccl.nccl.peer_info reads it.
+// This rank's description: "UUID JSON", as blinkccl.nccl.peer_info reads it.
 bool Setup::describe(std::string* text) {
   if (cuda_ == nullptr) return false;
   CUdevice device = 0;
@@ -105,7 +105,7 @@ bool Setup::describe(std::string* text) {
   return true;
 }
 
-// Rank 0: where the plan is, and the ranks' page, with as much memory behind it as the plan stages messages in.
+// Rank 0: the plan's directory, and the shared page, followed by the host memory in which the plan stages messages.
 bool Setup::plan(std::string* directory, int* page) {
   std::vector<std::string> json;
   for (const std::string& info : words_) json.push_back(info.substr(info.find(' ') + 1));
@@ -115,14 +115,14 @@ bool Setup::plan(std::string* directory, int* page) {
   return *page >= 0;
 }
 
-// Reads the plan, loads its code and allocates. `sharing`: how many ranks use this GPU.
+// Reads the plan, loads its code and allocates. `sharing`: ranks on this GPU.
 bool Setup::load(const std::string& directory, int page, int sharing) {
   resources_ = std::make_unique<Resources>();
   resources_->page = SharedPage::map(page, place_.nranks, place_.rank, why_);
   Bundle& bundle = resources_->bundle;
   if (resources_->page == nullptr || !read_bundle(directory, &bundle, why_)) return false;
   if (bundle.nranks != place_.nranks) {
-    *why_ = "the plan is for " + std::to_string(bundle.nranks) + " ranks, the communicator has " +
+    *why_ = "the plan is for " + std::to_string(bundle.nranks) + " ranks, but the communicator has " +
             std::to_string(place_.nranks);
     return false;
   }
@@ -131,7 +131,7 @@ bool Setup::load(const std::string& directory, int page, int sharing) {
   return resources_->engine != nullptr;
 }
 
-// Each rank has said its plan's hash, for how many blocks it has room, and its address.
+// Each rank has sent its plan's hash, the blocks that fit, and its address.
 bool Setup::connect() {
   Engine& engine = *resources_->engine;
   std::vector<std::string> addresses(words_.size());
@@ -170,8 +170,8 @@ std::unique_ptr<Resources> Setup::run() {
   if (round(loaded, mine) && round(connect(), "") && round(resources_->engine->check_probes(trying(), why_), "")) {
     return std::move(resources_);
   }
-  // Whatever this rank knows of the last round, a peer may have gone on and have its segment mapped: that is given back
-  // as if the communicator had run.
+  // Even if the last round failed here, a peer may have succeeded and mapped this rank's segment. So the resources are
+  // released as after a run.
   if (resources_->page != nullptr) release_when_ended(std::move(resources_));
   return nullptr;
 }

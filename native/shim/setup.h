@@ -1,5 +1,5 @@
-// What a communicator has that runs on trees: how its ranks get it, and how they give it back. From "all are here" to
-// "all can launch" it is five rounds of messages, after each of which every rank knows whether all have got so far.
+// The resources of a communicator that runs on trees, their setup and their release. From "all ranks are present" to
+// "all can launch" the setup takes five rounds of messages, after each of which every rank knows whether all succeeded.
 #pragma once
 
 #include <atomic>
@@ -15,30 +15,30 @@
 
 namespace blink::shim {
 
-// What a communicator has that runs on trees.
+// The resources of a communicator that runs on trees.
 struct Resources {
   Bundle bundle;
   std::shared_ptr<SharedPage> page;
-  std::unique_ptr<Engine> engine;  // goes first: it uses the other two
+  std::unique_ptr<Engine> engine;  // destroyed first, since it uses the other two
 };
 
 struct Place {
   int nranks = 0, rank = -1, device = -1;
   double grace_s = 0;       // as in Bootstrap::all_gather
-  unsigned multiprocessors = UINT_MAX;  // of the GPU that the program's context may use; no more than there are
-  int nccl_version = 0;     // 0: there is none to leave anything to
+  unsigned multiprocessors = UINT_MAX;  // usable by the program's context; limited to the GPU's number
+  int nccl_version = 0;     // 0: there is no NCCL
   bool without_nccl = false;  // the plan serves all sizes, with any algorithm; else BLINK_ALGO's
   Wishes wishes;
 };
 
-// The same outcome on all ranks: an object, or nullptr and why. Every wait ends by BLINK_PLAN_TIMEOUT (120 s) and some,
-// or when `cancelled` is raised, which the other ranks see as a rank that has gone.
+// Sets up a communicator, with the same outcome on all ranks: an object, or nullptr and `why`. Every wait ends about 20
+// s after BLINK_PLAN_TIMEOUT (120 s), or when `cancelled` is set, which peers see as a lost rank.
 std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, const std::atomic<bool>& cancelled,
                                   std::string* why);
 
-// Ends what a communicator had, when its launches have ended: now, or when another one ends. Then this rank says
-// SharedPage::done(), and its memory is kept for later communicators (pool.h). Where the setup failed there may be no
-// engine, but the page waits for this rank's word all the same. Waits for nothing and frees nothing, in any thread.
+// Releases a communicator's resources once its launches have ended: now, or when another communicator ends. Then this
+// rank calls SharedPage::done(), and its memory stays for later communicators (pool.h). After a failed setup there may
+// be no engine, but peers still wait for done(). Waits for nothing and frees nothing, in any thread.
 void release_when_ended(std::unique_ptr<Resources> resources);
 
 }  // namespace blink::shim

@@ -17,15 +17,15 @@ namespace blink::shim {
 namespace {
 
 constexpr int kMostRanks = 4096;
-// The first part is what GPUs are shown: whole pages, on machines with large ones too.
+// The first part is registered with GPUs: whole pages, on machines with large ones, too.
 constexpr std::size_t kShownBytes = 64 << 10, kLine = 64;
 
 constexpr std::uint64_t kSealed = std::uint64_t{1} << 63;
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share them");
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "kernels read the abort word");
 
-// All zero when fresh: the abort word · shown to here · a line with done × ranks · (Decision × kDecisions, measured ×
-// ranks) × searches
+// All zero at first: the abort word · end of the registered part · a line with `done` per rank · per search: Decision ×
+// kDecisions, measured × ranks
 struct Layout {
   explicit Layout(int nranks)
       : ranks(static_cast<std::size_t>(nranks)),
@@ -40,7 +40,7 @@ std::string failed(const char* what) {
   return std::string("the page of the ranks: ") + what + ": " + std::strerror(errno);
 }
 
-// What is behind the descriptor: the memory, or nullptr; and how much lies behind the page.
+// Maps the descriptor's memory, or nullptr; `staging`: the bytes behind the page.
 unsigned char* mapped(int descriptor, const Layout& layout, std::size_t* staging, std::string* why) {
   struct stat about {};
   if (fstat(descriptor, &about) != 0) {
@@ -50,7 +50,7 @@ unsigned char* mapped(int descriptor, const Layout& layout, std::size_t* staging
   const int seals = fcntl(descriptor, F_GET_SEALS);
   if (about.st_size < static_cast<off_t>(layout.bytes) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     *why = "the page of the ranks: expected at least " + std::to_string(layout.bytes) +
-           " bytes that cannot be taken away, got " + std::to_string(about.st_size) + " bytes" +
+           " bytes sealed against shrinking, got " + std::to_string(about.st_size) + " bytes" +
            (seals < 0 ? " of another kind of file" : "");
     return nullptr;
   }
@@ -152,7 +152,7 @@ std::int64_t Agreement::decide(std::uint64_t value) {
   return -1;
 }
 
-// Both are one word, so that nobody sees one without the other.
+// Decision and rate share one word, so that no reader sees one without the other.
 void Agreement::say(int rank, std::uint64_t number, float measured) {
   std::uint32_t bits = 0;
   static_assert(sizeof bits == sizeof measured, "a float is half of a word");

@@ -1,6 +1,6 @@
-// What the ranks of a communicator tell each other while it lives. One page of shared memory that all of them map: who
-// is done with whose memory, whether somebody gave up, what is in force from which call on (a chunk size, and which of
-// two programs), and what each rank measured under it. Behind it lies the memory in which a plan's messages are staged.
+// The shared state of a communicator's ranks: one page of shared memory that all of them map. It holds a done mark of
+// each rank, the abort word, the chunk size and program in force from a call on, and the rates that ranks measured. The
+// memory for staging a plan's messages follows it.
 #pragma once
 
 #include <atomic>
@@ -11,48 +11,48 @@
 
 namespace blink::shim {
 
-// Which value call number k uses (what it means is chunk_searches.h's matter): the same on every rank, though ranks
-// make their calls at different times and rank 0 changes the value while they run; without waiting for each other.
+// The value that call number k uses (chunk_searches.h defines its meaning). All ranks use the same, without waiting for
+// each other, though they make their calls at different times and rank 0 changes the value meanwhile.
 //
-// In shared memory lie decisions, one behind the other, each a word and a value. A word is *open* and holds how many
-// calls have come by, or *sealed* and holds the call K from which on its value counts. Both only by compare and swap.
+// Shared memory holds a sequence of decisions, each a word and a value. A word is *open* and holds the number of calls
+// that have passed it, or *sealed* and holds the call K from which its value applies. Both change by compare and swap.
 //
 // Rank 0 decides:  1. writes the value of the first open decision
-//                  2. seals its word with what that holds, the calls that have come by, but at least the K before
-// Rank r, call k:  1. goes through the decisions while they are sealed with a K ≤ k: the last one's value counts
-//                  2. where it finds an open one, it raises that word to k + 1
+//                  2. seals its word with the word's number of calls, but at least with the K before
+// Rank r, call k:  1. walks the decisions that are sealed with a K ≤ k, and uses the last one's value
+//                  2. at an open one raises the word to k + 1
 //
-// Why all ranks agree on call k. The swaps of a word have one order, and the seal is the last of them. A rank whose
-// call k comes to a word before its seal leaves k + 1 there or finds more: so K > k, and the value is not for call k.
-// One that comes after it reads K, and the value that was written before. So every rank uses the value at exactly the
-// calls from K on that get so far; and as no K is below the one before, who stops at a sealed word with K > k misses
+// Claim: all ranks use the same value in call k. The swaps of a word are ordered, and the seal is the last. A rank
+// whose call k reaches a word before its seal leaves at least k + 1 there, so K > k, and the value does not apply to
+// call k. A rank that comes later reads K, and the value written before. So every rank uses the value exactly in the
+// calls from K on that reach it. No K is below the one before, so a rank that stops at a sealed word with K > k misses
 // nothing.
 //
-// Nobody waits, so nobody waits for a rank 0 that has died.
+// No rank waits, so a dead rank 0 blocks no other.
 class Agreement {
  public:
   struct Decision {
     std::atomic<std::uint64_t> word, value;
   };
   struct Reading {
-    std::uint64_t value = 0, number = 0;  // number: of the decision, from 1 on; 0: what all began with
+    std::uint64_t value = 0, number = 0;  // number: of the decision, from 1 on; 0: the initial value
   };
-  // More than MIAD ever takes: up by doubling, and down by sixteenths.
+  // More than MIAD ever needs: it doubles upwards and goes down by sixteenths.
   static constexpr std::uint64_t kDecisions = 64;
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
 
-  // kDecisions, and a word for each rank; all zero when fresh.
+  // kDecisions decisions, and a word for each rank; all zero at first.
   Agreement(Decision* decisions, std::atomic<std::uint64_t>* measured, int nranks)
       : decisions_(decisions), measured_(measured), nranks_(nranks) {}
 
-  // A rank makes call `call`, which is no earlier than its last.
+  // The value for a rank's call `call`; a rank's calls never decrease.
   Reading value_for(std::uint64_t call, std::uint64_t initial);
-  // Rank 0 only: the call from which on the value counts; −1: there have been kDecisions.
+  // Rank 0 only: decides and returns the first call that uses the value; −1 after kDecisions decisions.
   std::int64_t decide(std::uint64_t value);
 
-  // What rank `rank` found under decision `number`: above 0, in any unit of which more is better.
+  // Stores rank `rank`'s measurement under decision `number`: positive, in any unit in which more is better.
   void say(int rank, std::uint64_t number, float measured);
-  // The least of what the ranks found under decision `number`; 0 until all have said it.
+  // The least measurement of the ranks under decision `number`; 0 until all have stored theirs.
   float least_said(std::uint64_t number) const;
 
  private:
@@ -61,7 +61,7 @@ class Agreement {
   const int nranks_;
 };
 
-// So many rows of a plan are searched for at once: for eight ranks that is every collective, root and size class.
+// Rows of a plan that are searched at the same time: for eight ranks every collective, root and size class.
 constexpr int kSearches = 512;
 
 class SharedPage {
@@ -70,26 +70,26 @@ class SharedPage {
   SharedPage(const SharedPage&) = delete;
   SharedPage& operator=(const SharedPage&) = delete;
 
-  // A new page as a memory file without a name, with `staging` bytes behind it; its descriptor is to be shared by
-  // Bootstrap::share_descriptor.
+  // A new page as an anonymous memory file, followed by `staging` bytes; Bootstrap::all_gather passes on its
+  // descriptor.
   static int create(int nranks, std::uint64_t staging, std::string* why);
-  // Maps it; takes the descriptor.
+  // Maps the page and closes the descriptor.
   static std::unique_ptr<SharedPage> map(int descriptor, int nranks, int rank, std::string* why);
 
-  // Abort: anybody may raise it, everybody sees it. The word can be registered with the GPU, whose kernels poll it.
+  // The abort word: any rank sets it, all see it. It can be registered with the GPU, whose kernels poll it.
   volatile std::uint32_t* abort_word();
-  // The part with the abort word as memory for cuMemHostRegister: address and size, whole pages. The rest is not shown.
+  // The part with the abort word, for cuMemHostRegister: address and size in whole pages. The rest stays unregistered.
   void* memory() { return memory_; }
   std::size_t bytes() const;
-  // The memory behind it, likewise: all zero when fresh.
+  // The memory behind the page, also in whole pages; all zero at first.
   void* staging() const;
   std::size_t staging_bytes() const { return staging_bytes_; }
 
-  // This rank writes into nobody's memory any more / all ranks have said so: now memory may be used for something else.
+  // done(): this rank no longer writes into peers' memory. all_done(): no rank does, so memory may be reused.
   void done();
   bool all_done() const;
 
-  // The search `slot`, below kSearches, among all ranks.
+  // The search number `slot`, below kSearches, shared by all ranks.
   Agreement agreement(int slot) const;
 
  private:

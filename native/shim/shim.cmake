@@ -1,4 +1,4 @@
-# libblink.so, which is preloaded under programs that use NCCL.
+# libblink.so, which programs that use NCCL preload.
 set(native ${CMAKE_CURRENT_LIST_DIR}/..)
 file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp ${native}/copies/*.cpp ${native}/preload/*.cpp
   ${native}/simulate/miad.cpp)
@@ -12,7 +12,7 @@ target_link_libraries(shim_objects PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
 
 if(NOT BLINK_TESTS)
   set(shim_exports ${CMAKE_CURRENT_LIST_DIR}/blink_shim_exports.map)
-  # Not libnccl.so.2, as whom the dynamic linker would take it for the real one and never load that.
+  # Not named libnccl.so.2: the dynamic linker would take it for the real one and never load that.
   add_library(blink_shim SHARED)
   target_link_libraries(blink_shim PRIVATE shim_objects bootstrap_objects)
   target_link_options(blink_shim PRIVATE -Wl,--version-script=${shim_exports} -Wl,--no-undefined)

@@ -18,7 +18,7 @@ struct blink_shim_comm : Communicator {
 
 namespace {
 
-// Ranks may come seconds apart: there is no NCCL that has gathered them before.
+// Seconds to wait for peers, since no NCCL has synchronised the ranks before.
 constexpr double kGrace = 60;
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""What the tests under LD_PRELOAD share: the files of a run, a runner, and planners that are none."""
+"""Shared parts of the tests under LD_PRELOAD: the files of a run, a runner, and fake planners."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from variants import sanitized, with_sanitizer
 from blinkccl.native import absent
 from doubles.build import Doubles
 
-#: "thread" or "address,undefined": everything but the interpreter is built with it.
+#: "thread" or "address,undefined": all but the interpreter is built with it.
 SANITIZERS = os.environ.get("BLINK_SANITIZE", "")
 
 
 @pytest.fixture(scope="session")
 def files(doubles: Doubles) -> Built:
-    found = built()
-    if found.library is None or found.device_library is None:
+    files = built()
+    if files.library is None or files.device_library is None:
         pytest.skip(absent("libblink.so"))
-    return with_sanitizer(SANITIZERS) if SANITIZERS else found
+    return with_sanitizer(SANITIZERS) if SANITIZERS else files
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def preloaded(files: Built, session_cache: Path, tmp_path: Path) -> Preloaded:
 
 @pytest.fixture
 def planner(tmp_path: Path) -> Callable[[str], Path]:
-    """Something else than Python, for BLINK_PYTHON."""
+    """A factory of shell scripts that replace Python in BLINK_PYTHON."""
 
     def write(text: str) -> Path:
         path = tmp_path / "python"

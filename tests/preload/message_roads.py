@@ -1,8 +1,8 @@
-"""Messages that few programs send, from one process with the GPUs of Cedar: who carries them, and what arrives.
+"""Unusual messages, from one process with the GPUs of Cedar: the library that carries them, and the data.
 
 ``message_roads.py PATH`` opens libblink.so as NCCL and prints a line of JSON per check. Up to 1000 bytes, and from
-GPU 3 to GPU 1, messages go directly, which is NCCL's; longer ones go over other GPUs and the host, which is Blink's
-(``BLINK_PATHS``). One thread makes the calls of all ranks; nothing but streams waits.
+GPU 3 to GPU 1, messages take the direct path, which is NCCL's; longer ones take other GPUs and the host, which is
+Blink's (``BLINK_PATHS``). One thread makes the calls of all ranks; only streams wait.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Rank:
         return c.c_void_p(self.memory.value + 4 * MOST * place)
 
     def put(self, place: int, seed: int) -> None:
-        """Ready when the stream gets there."""
+        """Write the values of ``seed`` to a place, in stream order."""
         values = (c.c_int32 * MOST)(*(seed * 1_000_003 + i for i in range(MOST)))
         must(self.cuda.cuCtxSetCurrent(self.context))
         must(self.cuda.cuMemcpyHtoDAsync_v2(self.at(place), values, c.c_size_t(4 * MOST), self.stream))
 
     def wrong(self, place: int, seed: int, count: int) -> int:
-        """How many of ``count`` elements are not those of ``seed``; waits for the stream."""
+        """The number of ``count`` elements that differ from those of ``seed``; waits for the stream."""
         values = (c.c_int32 * count)()
         must(self.cuda.cuCtxSetCurrent(self.context))
         must(self.cuda.cuMemcpyDtoHAsync_v2(values, self.at(place), c.c_size_t(4 * count), self.stream))
@@ -75,7 +75,7 @@ class Program:
         return self.nccl.ncclRecv(one.at(place), c.c_size_t(count), INT32, peer, self.comms[rank], one.stream)
 
     def reached(self) -> list[str]:
-        """The ends of messages that NCCL has got since the last time."""
+        """The ends of messages that NCCL received since the last call."""
         lines = Path(os.environ["BLINK_DOUBLE_NCCL_JOURNAL"]).read_text().splitlines()
         begin, self.read = self.read, len(lines)
         rows = [line.split() for line in lines[begin:]]
@@ -83,7 +83,7 @@ class Program:
 
 
 def others_do_nothing(program: Program) -> None:
-    """Two ranks send each other a message, whose paths lead over GPUs that make no call."""
+    """Two ranks exchange messages whose paths lead over GPUs that make no call."""
     for rank in (0, 1):
         program.ranks[rank].put(0, rank)
     for calls in range(3):
@@ -100,7 +100,7 @@ def others_do_nothing(program: Program) -> None:
 
 
 def of_nccl(program: Program) -> None:
-    """What moves nothing, what NCCL must refuse, a message to itself, and one that the direct path is best for."""
+    """NCCL's messages: empty ones, invalid ones, one to the rank itself, and one whose best path is direct."""
     program.reached()
     check("no such peer", (program.send(0, 4, LARGE), program.receive(0, -1, LARGE)), (INVALID_ARGUMENT,) * 2)
     check("of NCCL", program.reached(), ["ncclSend", "ncclRecv"])
@@ -117,7 +117,7 @@ def of_nccl(program: Program) -> None:
 
 
 def one_waits_for_another(program: Program) -> None:
-    """A group of one message of NCCL's and one of ours, where the first can only end after the second has."""
+    """A group of one message of NCCL and one of Blink, where the first can end only after the second."""
     program.reached()
     program.ranks[3].put(0, 7)
     must(program.receive(2, 3, LARGE))
@@ -133,7 +133,7 @@ def one_waits_for_another(program: Program) -> None:
 
 @contextmanager
 def held(rank: Rank, stream: c.c_void_p) -> Iterator[None]:
-    """What this stream gets inside runs only some time after the end."""
+    """A context in which the stream's work is held back until shortly after its end."""
     word, opener = c.c_uint64(), c.c_void_p()
     must(rank.cuda.cuCtxSetCurrent(rank.context))
     must(rank.cuda.cuMemAlloc_v2(c.byref(word), c.c_size_t(8)))
@@ -148,7 +148,7 @@ def held(rank: Rank, stream: c.c_void_p) -> Iterator[None]:
 
 
 def a_call_after_a_message(program: Program) -> None:
-    """In another stream, which nothing but the communicator lets wait: it passes on what the message has brought."""
+    """In another stream, which only the communicator orders: the call forwards the message's data."""
     with held(program.ranks[0], program.ranks[0].stream):
         program.ranks[0].put(0, 9)
         must(program.send(0, 1, MOST))
@@ -161,7 +161,7 @@ def a_call_after_a_message(program: Program) -> None:
 
 
 def a_message_after_a_call(program: Program) -> None:
-    """The other way round: it sends on what a broadcast has brought."""
+    """The reverse: a message sends the data of a broadcast."""
     root = program.ranks[1]
     root.put(1, 11)
     must(program.cuda.cuStreamSynchronize(root.stream))
@@ -173,7 +173,7 @@ def a_message_after_a_call(program: Program) -> None:
 
 
 def broadcast(program: Program, source: int, target: int) -> None:
-    """From rank 1, between these places, in the other streams."""
+    """Broadcast from rank 1, between these places, in the other streams."""
     with program.group():
         for one, comm in zip(program.ranks, program.comms, strict=True):
             data = one.at(source), one.at(target), c.c_size_t(MOST), INT32
@@ -181,7 +181,7 @@ def broadcast(program: Program, source: int, target: int) -> None:
 
 
 def captured(program: Program) -> None:
-    """Into a graph NCCL's messages go."""
+    """Captured messages go to NCCL."""
     program.reached()
     graph = c.c_void_p()
     for rank in (0, 1):
@@ -198,7 +198,7 @@ def captured(program: Program) -> None:
 
 
 def nobody_receives(program: Program) -> None:
-    """The sender gives up after BLINK_TIMEOUT, and every rank of the communicator is told."""
+    """The sender gives up after BLINK_TIMEOUT, and every rank of the communicator gets the error."""
     must(program.send(0, 1, LARGE))
     given_up(program, 0)
     check("no more", program.send(0, 1, LARGE), 6)

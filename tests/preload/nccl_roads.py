@@ -1,7 +1,8 @@
-"""A program that opens libblink.so as NCCL and calls what few programs call; it reads in NCCL's journal who got what.
+"""A program that opens libblink.so as NCCL and makes unusual calls; NCCL's journal shows the receiver of each.
 
 ``nccl_roads.py PATH`` has two GPUs, a communicator of two ranks on them, and prints a line of JSON per check. The
-doubles' journals (``BLINK_DOUBLE_NCCL_JOURNAL``, ``BLINK_DOUBLE_JOURNAL``) say what reached NCCL and the driver.
+doubles' journals (``BLINK_DOUBLE_NCCL_JOURNAL``, ``BLINK_DOUBLE_JOURNAL``) list the calls that reached NCCL and the
+driver.
 """
 
 from __future__ import annotations
@@ -92,19 +93,19 @@ class Program:
         return [c.c_void_p(comm) for comm in comms]
 
     def new(self, journal: str) -> list[list[str]]:
-        """What was written there since the last time."""
+        """The lines added to a journal since the last call."""
         lines = Path(os.environ[journal]).read_text().splitlines()
         begin, self.read[journal] = self.read[journal], len(lines)
         return [line.split() for line in lines[begin:]]
 
     def reached(self) -> list[str]:
-        """What the program's calls have reached in NCCL since the last time, each name once."""
+        """The functions of NCCL that the program's calls reached since the last time, without duplicates."""
         lines = self.new("BLINK_DOUBLE_NCCL_JOURNAL")
         quiet = ("ncclGroupStart", "ncclGroupEnd", "ncclCommGetAsyncError", "ncclGetVersion")
         return list(dict.fromkeys(row[0] for row in lines if row[5] == "outer" and row[0] not in quiet))
 
     def launched(self) -> int:
-        """Kernels of ours since the last time; NCCL's double has none."""
+        """The number of Blink's kernels since the last time; NCCL's double has none."""
         return sum(row[0].startswith("cuLaunchKernel") for row in self.new("BLINK_DOUBLE_JOURNAL"))
 
     @contextmanager
@@ -116,7 +117,7 @@ class Program:
     def allreduce(
         self, place: int = 0, op: object = SUM, dtype: int = FLOAT32, count: int = COUNT, send: int = 1
     ) -> list[int]:
-        """On both ranks, in place; without ``send`` there is no buffer."""
+        """Call on both ranks, in place; without ``send`` there is no buffer."""
         return [
             self.nccl.ncclAllReduce(rank.at(place) if send else None, rank.at(place), c.c_size_t(count), dtype,
                                     op if isinstance(op, int) else op[i], self.comms[i], rank.stream)
@@ -124,7 +125,7 @@ class Program:
         ]  # fmt: skip
 
     def who(self) -> str:
-        """Who runs a call of this communicator?"""
+        """The library that runs a call of this communicator."""
         self.reached(), self.launched()
         with self.group():
             self.allreduce()
@@ -132,7 +133,7 @@ class Program:
 
 
 def forwards(program: Program) -> None:
-    """Every function of NCCL's arrives there under its name, with what it was called with."""
+    """Every function of NCCL is reached under its name, with its arguments."""
     nccl, comm = program.nccl, program.comms[1]
     names = Path(os.environ["NCCL_SYMBOLS"]).read_text().split()
     silent = {"ncclGetErrorString", "ncclGetLastError", "ncclResetDebugInit"}
@@ -149,18 +150,18 @@ def forwards(program: Program) -> None:
     check("a team by value", (world.ranks, world.rank, world.stride), (2, 1, 1))
     check("an enum by value", nccl.ncclTeamCft(comm, 5).rank, 1)
     check("a team as an argument", nccl.ncclTeamRankToWorld(comm, Team(3, 2, 5), 1), 1)
-    there = c.byref(c.c_int())
-    code = nccl.ncclGetCftDeviceLeInfo(there, c.c_size_t(9), 4, Team(1, 2, 3), there, there)
+    pointer = c.byref(c.c_int())
+    code = nccl.ncclGetCftDeviceLeInfo(pointer, c.c_size_t(9), 4, Team(1, 2, 3), pointer, pointer)
     check("a team between other arguments", code, INVALID_USAGE)
     size = c.c_size_t
-    code = nccl.ncclPutSignal(there, size(1), FLOAT32, 3, there, size(4), 5, 6, 7, comm, None)
+    code = nccl.ncclPutSignal(pointer, size(1), FLOAT32, 3, pointer, size(4), 5, 6, 7, comm, None)
     check("eleven arguments", code, INVALID_USAGE)
     nccl.ncclGetErrorString.restype = c.c_char_p
     check("the text of an error", bool(nccl.ncclGetErrorString(3)), True)
 
 
 def refused(program: Program) -> None:
-    """What NCCL must refuse it is asked to; what moves nothing is its too."""
+    """NCCL gets the calls that it must refuse, and empty calls."""
     bad = [INVALID_ARGUMENT] * 2
     for what, change, expected in (
         ("no such type", {"dtype": 12}, bad),
@@ -181,7 +182,7 @@ def refused(program: Program) -> None:
 
 
 def configured(program: Program) -> None:
-    """A call whose configuration asks for more than the usual is NCCL's."""
+    """A call whose configuration is not the default goes to NCCL."""
 
     def run(**changes: object) -> str:
         config = Config(c.sizeof(Config), MAGIC, 23203, None, *[UNSET] * 4, None, 1, UNSET, 5, None)
@@ -196,18 +197,18 @@ def configured(program: Program) -> None:
         ended = program.nccl.ncclGroupEnd()
         return "Blink" if program.launched() else f"NCCL {code or ended} {','.join(program.reached())}"
 
-    theirs = "NCCL 0 ncclAllReduceConfig"
+    forwarded = "NCCL 0 ncclAllReduceConfig"
     check("as usual", run(), "Blink")
     check("an empty algorithm", run(alg_selection=b""), "Blink")
-    check("tuned", run(max_ctas=4), theirs)
-    check("an algorithm", run(alg_selection=b"ring"), theirs)
-    check("an event", run(launch_completion_event=1), theirs)
-    check("of a newer NCCL", run(size=c.sizeof(Config) + 8), theirs)
+    check("tuned", run(max_ctas=4), forwarded)
+    check("an algorithm", run(alg_selection=b"ring"), forwarded)
+    check("an event", run(launch_completion_event=1), forwarded)
+    check("of a newer NCCL", run(size=c.sizeof(Config) + 8), forwarded)
     check("no configuration", run(magic=1), f"NCCL {INVALID_ARGUMENT} ")
 
 
 def groups(program: Program) -> None:
-    """Nothing of ours starts before the outermost end; a group that failed, or was only simulated, runs nothing."""
+    """Blink starts nothing before the outermost end; a group that failed, or was only simulated, runs nothing."""
     program.launched()
     for rank in program.ranks:
         rank.put(0)
@@ -230,7 +231,7 @@ def groups(program: Program) -> None:
 
 
 def operators(program: Program) -> None:
-    """Operations that are destroyed in the group that uses them, while NCCL gives their number to the next."""
+    """Operations that are destroyed within the group that uses them; NCCL then reuses their numbers."""
     made = []
     with program.group():
         for place, factor in enumerate((2.0, 3.0)):
@@ -259,7 +260,7 @@ def operators(program: Program) -> None:
 
 
 def plugins(program: Program) -> None:
-    """What NCCL's plugins, code of other libraries, call inside of a call of NCCL's is NCCL's."""
+    """Calls that NCCL's plugins (code of other libraries) make within a call of NCCL go to NCCL."""
     called = []
 
     @c.CFUNCTYPE(None, c.c_void_p)
@@ -277,7 +278,7 @@ def plugins(program: Program) -> None:
 
 
 def endings(program: Program) -> None:
-    """Once a communicator is suspended, finalized, revoked or gone, NCCL runs what still comes."""
+    """NCCL runs later calls of a communicator that was suspended, finalized, revoked or freed."""
     nccl, real = program.nccl, c.CDLL(os.environ["BLINK_NCCL_LIB"])
     for comm in program.comms:
         must(nccl.ncclCommSuspend(comm, 1) or nccl.ncclCommResume(comm))
@@ -294,7 +295,7 @@ def endings(program: Program) -> None:
         must(max(nccl.ncclCommAbort(comm) for comm in program.comms))
     program.comms = program.made()
     before = {comm.value for comm in program.comms}
-    must(max(real.pncclCommDestroy(comm) for comm in program.comms))  # a name of NCCL's that nobody wraps
+    must(max(real.pncclCommDestroy(comm) for comm in program.comms))  # a name of NCCL that Blink does not wrap
     alone, (rank, _) = c.c_void_p(), program.ranks
     for _ in range(100):
         must(nccl.ncclCommInitAll(c.byref(alone), 1, None))

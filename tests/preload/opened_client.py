@@ -1,6 +1,6 @@
 """A rank that opens ``libblink.so`` by its path and calls NCCL's functions in it, as Python bindings of NCCL do.
 
-``python opened_client.py LIBBLINK RANKS RANK ID CALLS [NCCL]``; NCCL, where given, is opened first, as torch opens it.
+``python opened_client.py LIBBLINK RANKS RANK ID CALLS [NCCL]``; NCCL, if given, is opened first, as torch does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-#: What bindings look up in the library that they are told to use, before they call anything.
+#: The functions that bindings look up in their NCCL library before the first call.
 LOOKED_UP = (
     *("GetErrorString", "GetLastError", "GetVersion", "GetUniqueId", "CommInitRank", "CommInitRankConfig"),
     *("CommInitAll", "CommSplit", "CommFinalize", "CommDestroy", "CommAbort", "CommGetAsyncError", "CommCount"),
@@ -20,7 +20,7 @@ LOOKED_UP = (
     *("CommWindowRegister", "CommWindowDeregister", "RedOpCreatePreMulSum", "RedOpDestroy"),
 )
 FLOAT32, SUM, COUNT = 7, 0, 100_000
-#: Seconds for rank 0 to leave the identity.
+#: Seconds for rank 0 to write the id.
 PATIENCE_S = 30.0
 
 
@@ -34,7 +34,7 @@ def must(result: int) -> None:
 
 
 def identity_of(nccl: c.CDLL, rank: int, at: Path) -> UniqueId:
-    """Rank 0's, by a file."""
+    """The unique id of rank 0, passed through a file."""
     identity = UniqueId()
     if rank == 0:
         must(nccl.ncclGetUniqueId(c.byref(identity)))

@@ -1,7 +1,7 @@
-"""A rank of an NCCL program that sums the same numbers in buffers of several sizes and keeps what comes out.
+"""A rank of an NCCL program that sums the same numbers in buffers of several sizes and saves the results.
 
 ``python ordered_client.py LIBBLINK RANKS RANK ID DIRECTORY COUNT…``: the float32 of ``DIRECTORY/in.RANK`` are repeated
-in each buffer, and the result of a call is ``DIRECTORY/NAME.COUNT.RANK``. A call that fails is a line on stdout.
+in each buffer, and the result of a call is ``DIRECTORY/NAME.COUNT.RANK``. A failed call is a line on stdout.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def main(library: str, ranks: int, rank: int, identity: Path, directory: Path, c
         if code:
             print(f"{name} {count} {code}")
             return
-        kept = np.zeros(count, np.float32)
-        must(cuda.cuMemcpyDtoHAsync_v2(c.c_void_p(kept.ctypes.data), recv, c.c_size_t(kept.nbytes), stream))
+        result = np.zeros(count, np.float32)
+        must(cuda.cuMemcpyDtoHAsync_v2(c.c_void_p(result.ctypes.data), recv, c.c_size_t(result.nbytes), stream))
         must(cuda.cuStreamSynchronize(stream))
-        kept.tofile(directory / f"{name}.{count}.{rank}")
+        result.tofile(directory / f"{name}.{count}.{rank}")
 
     for count in counts:
         called("AllReduce", count, 1)

@@ -1,4 +1,4 @@
-"""Runs programs with libblink.so before NCCL, on doubles of driver and NCCL, and says what happened."""
+"""A runner of programs with libblink.so before NCCL, on doubles of driver and NCCL, and the outcome of its runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from doubles.build import Doubles, build
 
 HERE = Path(__file__).resolve().parent
 DOUBLES = HERE.parent / "doubles"
-#: Calls of the client that Blink may take. The double's own inner calls do not count.
+#: The client's calls that Blink may serve, without the double's own inner calls.
 COLLECTIVES = (
     *("AllReduce", "Reduce", "Broadcast", "Bcast", "AllGather", "ReduceScatter", "Gather", "Scatter", "AlltoAll"),
 )
@@ -34,7 +34,7 @@ Environment = dict[str, str]
 
 @dataclass(frozen=True)
 class Built:
-    """The files of a run: the doubles, the library under test and what generated code needs."""
+    """The files of a run: the doubles, the library under test and the library of generated code."""
 
     doubles: Doubles
     library: Path | None
@@ -42,14 +42,14 @@ class Built:
 
 
 def built(sanitizer: str | None = None) -> Built:
-    """Doubles, compiled once per content; libblink.so as it is installed."""
+    """The doubles, compiled once per content, and the installed libblink.so."""
     library, device_library = find_library("libblink.so", ""), find_library("libblink_device.so", "")
     return Built(build(sanitizer=sanitizer), library, device_library)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one process ended. ``code`` is negative for a signal."""
+    """The end of one process. ``code`` is negative for a signal."""
 
     code: int
     out: str
@@ -62,14 +62,14 @@ class Ended:
 
     @property
     def blink(self) -> list[str]:
-        """What libblink.so said: its lines without host and process; the planner's steps are left out."""
+        """The lines of libblink.so without host and process, except for the planner's steps."""
         lines = [line.partition(" BLINK ")[2] for line in self.err.splitlines() if " BLINK " in line]
         return [line for line in lines if "planner: blink planner: " not in line]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of several processes left."""
+    """The results of a run of several processes."""
 
     ended: list[Ended]
     usage: list[ReportLine]
@@ -79,7 +79,7 @@ class Outcome:
     left: list[str] = field(default_factory=list)
 
     def calls(self, state: str) -> Counter[str]:
-        """Calls per collective that Blink's report counts as ``blink`` or ``nccl``, over all ranks."""
+        """Calls per collective in Blink's report, counted as ``blink`` or ``nccl``, over all ranks."""
         counted: Counter[str] = Counter()
         for line in self.usage:
             if line.state == state:
@@ -87,7 +87,7 @@ class Outcome:
         return counted
 
     def reached_nccl(self) -> Counter[str]:
-        """Collectives that arrived in NCCL: by name, all ranks, without those that move nothing."""
+        """Collectives that reached NCCL: by name, over all ranks, without empty ones."""
         counted: Counter[str] = Counter()
         for function, _, _, count, _, whose in self.journal:
             name = function.removeprefix("nccl").removesuffix("Config")
@@ -101,7 +101,7 @@ class Outcome:
         return [line for one in self.ended for line in one.blink]
 
     def agreed(self) -> bool:
-        """Whether all ranks of each communicator sent the same calls the same way."""
+        """True if all ranks of each communicator ran the same calls in the same way."""
         ways: dict[str, dict[tuple[int, int], Counter[tuple[Any, ...]]]] = {}
         for x in self.usage:
             row = (x.collective, x.dtype, x.op, x.state, x.least, x.most, x.program, x.protocol)
@@ -109,7 +109,7 @@ class Outcome:
         return all(len({tuple(sorted(one.items())) for one in ranks.values()}) == 1 for ranks in ways.values())
 
     def right(self) -> Outcome:
-        """Itself, if every process found every bit right, and nothing is left of the run."""
+        """Return itself after checks: every process has all bits right, and nothing is left of the run."""
         for one in self.ended:
             wrong = [line for line in one.said if not line.get("ok", line.get("code") == 0)]
             assert (one.code, wrong) == (0, []), f"exit code {one.code}, {wrong}\n{one.err[-4000:]}"
@@ -120,10 +120,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Preloaded:
-    """Runs programs; ``directory`` is the test's own, ``cache`` the session's plans'.
+    """A runner; ``directory`` belongs to the test, ``cache`` with its plans to the session.
 
-    ``more`` are variables of all, ``runtime`` is a library that comes before whatever is preloaded, and ``before`` is
-    called in each process before its program. ``others`` says why programs other than the doubles' cannot run.
+    ``more`` are variables for all processes, ``runtime`` is a library that precedes all preloaded ones, and ``before``
+    is called in each process before its program. ``others`` is the reason why programs other than the doubles' cannot
+    run.
     """
 
     built: Built
@@ -135,14 +136,14 @@ class Preloaded:
     others: str = ""
 
     def environment(self, **variables: object) -> Environment:
-        """Of a process that finds the doubles, with nothing of ours from outside; None removes a variable."""
+        """The environment of a process that uses the doubles, without Blink's variables; None removes a variable."""
         doubles = self.built.doubles
-        kept: Environment = {
+        result: Environment = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("BLINK_", "NCCL_", "CUDA_", "PYTEST_")) and name != "LD_PRELOAD"
         }
-        kept |= {
+        result |= {
             "BLINK_CUDA_LIB": str(doubles.cuda),
             "LD_LIBRARY_PATH": str(doubles.nccl.parent),
             "BLINK_NVCC": str(doubles.compiler),
@@ -159,17 +160,17 @@ class Preloaded:
             _MARK: str(self.directory),
         }
         for name, value in {**self.more, **variables}.items():
-            kept.pop(name, None)
+            result.pop(name, None)
             if value is not None:
-                kept[name] = str(value)
-        if "BLINK_DOUBLE_JOURNAL" in kept and "BLINK_PYTHON" in kept:
-            kept["BLINK_PYTHON"] = str(self._without_journal(kept["BLINK_PYTHON"]))
+                result[name] = str(value)
+        if "BLINK_DOUBLE_JOURNAL" in result and "BLINK_PYTHON" in result:
+            result["BLINK_PYTHON"] = str(self._without_journal(result["BLINK_PYTHON"]))
         if self.runtime:
-            kept["LD_PRELOAD"] = ":".join(filter(None, (self.runtime, kept.get("LD_PRELOAD"))))
-        return kept
+            result["LD_PRELOAD"] = ":".join(filter(None, (self.runtime, result.get("LD_PRELOAD"))))
+        return result
 
     def _without_journal(self, python: str) -> Path:
-        """The planner's Python, whose process calls the driver too, once per session: the journal is of ranks alone."""
+        """The planner's Python without the journal of ranks, since the planner calls the driver once per session."""
         path = self.directory / f"planner.{sha256(python.encode()).hexdigest()[:8]}"
         if not path.exists():
             path.write_text(f'#!/bin/sh\nunset BLINK_DOUBLE_JOURNAL\nexec {shlex.quote(python)} "$@"\n')
@@ -184,9 +185,9 @@ class Preloaded:
         timeout_s: float = 60,
         **variables: object,
     ) -> Outcome:
-        """Starts all commands at once, waits for them and gathers what they left; ``each``: more variables of each.
+        """Start all commands, wait for them and collect their results; ``each``: more variables for each command.
 
-        When one is still there after ``timeout_s``, all are killed and the test fails.
+        If one is still running after ``timeout_s``, all are killed and the test fails.
         """
         own_programs = (self.built.doubles.client, self.built.doubles.ranks)
         if self.others and any(command[0] not in own_programs for command in commands):
@@ -203,7 +204,7 @@ class Preloaded:
             files.append(streams)
             environment = self.environment(**{**own, **variables, **more})
             words = [str(word) for word in command]
-            # Not a pipe: a process that is left over would keep its end, and us waiting.
+            # Not a pipe: a remaining process would keep its end open, and the read would block.
             with streams[0].open("w") as out, streams[1].open("w") as err:
                 how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
                 running.append(subprocess.Popen(words, env=environment, preexec_fn=self.before, **how))
@@ -223,15 +224,15 @@ class Preloaded:
             Ended(process.returncode, *(stream.read_text() for stream in streams))
             for process, streams in zip(running, files, strict=True)
         ]
-        said = "\n".join(one.out[-1000:] + one.err[-3000:] for one in ended)
-        assert not late, f"not ended after {timeout_s} s:\n{said}"
+        tails = "\n".join(one.out[-1000:] + one.err[-3000:] for one in ended)
+        assert not late, f"not ended after {timeout_s} s:\n{tails}"
         for one in ended:  # a program may have survived, or been killed after it
             assert "Sanitizer: " not in one.err, one.err[-8000:]
             assert "runtime error: " not in one.err, one.err[-8000:]
-        found = report.read_bytes()
+        lines_of_report = report.read_bytes()
         lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
-        usage = msgspec.json.Decoder(ReportLine).decode_lines(found)
-        return Outcome(ended, usage, lines, seconds, read_call_report(found).unread, left)
+        usage = msgspec.json.Decoder(ReportLine).decode_lines(lines_of_report)
+        return Outcome(ended, usage, lines, seconds, read_call_report(lines_of_report).unread, left)
 
     def client(
         self,
@@ -244,7 +245,7 @@ class Preloaded:
         timeout_s: float = 60,
         **variables: object,
     ) -> Outcome:
-        """The doubles' client in one process, or in mode ``process`` as one per rank."""
+        """Run the doubles' client in one process, or in mode ``process`` as one process per rank."""
         words = [self.built.doubles.client, "--ranks", str(ranks), "--cases", cases, "--sizes", sizes, "--mode", mode]
         if mode != "process":
             return self.run([words], each=each, timeout_s=timeout_s, **variables)
@@ -265,7 +266,7 @@ class Preloaded:
         timeout_s: float = 60,
         **variables: object,
     ) -> Outcome:
-        """A scene of ranks.c, a process per rank; ``start`` instead of the program itself."""
+        """Run a scene of ranks.c, one process per rank; ``start`` replaces the program."""
         identity = self._made("ids") / f"id{len(list(self.directory.glob('report.*')))}"
         program = list(start) or [self.built.doubles.ranks]
         commands = [[*program, name, *map(str, (ranks, rank, identity, odd, calls, count))] for rank in range(ranks)]
@@ -277,7 +278,7 @@ class Preloaded:
         return path
 
     def _left(self) -> list[str]:
-        """Processes that carry our mark, zombies of ours, and files in the temporary directory; soon none."""
+        """Processes with this run's mark, and files in the temporary directory that stay for two seconds."""
         for _ in range(40):
             left = [*_marked(str(self.directory)), *map(str, (self.directory / "temporary").glob("*"))]
             if not left:
@@ -287,14 +288,14 @@ class Preloaded:
 
 
 def _marked(mark: str) -> list[str]:
-    wanted = f"{_MARK}={mark}".encode()
-    found = []
+    variable = f"{_MARK}={mark}".encode()
+    processes = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(f"process {entry.name}: {(entry / 'cmdline').read_bytes()!r}")
+            if variable in (entry / "environ").read_bytes().split(b"\0"):
+                processes.append(f"process {entry.name}: {(entry / 'cmdline').read_bytes()!r}")
         except OSError:
-            continue  # gone, or another user's
-    return found
+            continue  # ended, or another user's
+    return processes

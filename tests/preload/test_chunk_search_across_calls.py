@@ -1,4 +1,4 @@
-"""MIAD finds a chunk size across calls, and all ranks use the same in every call."""
+"""The search for a chunk size by MIAD across calls, with the same size on all ranks in every call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from preloaded import Preloaded
 
 USED = re.compile(r"TRACE row (\d+) of the plan uses chunks of (\d+) B from call (\d+) on")
-SAID = re.compile(r"TRACE row (\d+) of the plan will use chunks of (\d+) B from call (\d+) on")
+DECIDED = re.compile(r"TRACE row (\d+) of the plan will use chunks of (\d+) B from call (\d+) on")
 CALLS = 80
 
 
@@ -24,20 +24,20 @@ def test_chunks_change_and_settle(preloaded: Preloaded, protocol: str, count: in
         "BLINK_STAGING_BYTES": staging_mib << 20,
     }
     outcome = preloaded.scene("many_calls", 3, calls=CALLS, count=count, **settings).right()
-    used = [[tuple(map(int, found.groups())) for found in map(USED.match, one.blink) if found] for one in outcome.ended]
-    # What rank 0 has said comes into force at that call, on every rank.
-    said = [tuple(map(int, found.groups())) for found in map(SAID.match, outcome.ended[0].blink) if found]
+    used = [[tuple(map(int, match.groups())) for match in map(USED.match, one.blink) if match] for one in outcome.ended]
+    # A decision of rank 0 applies from its call on, on every rank.
+    decided = [tuple(map(int, match.groups())) for match in map(DECIDED.match, outcome.ended[0].blink) if match]
     assert used[0] == used[1] == used[2]
     row, first, call = used[0][0]
     assert call == 0
     assert len(used[0]) >= 2, "MIAD has tried no other size"
     assert {one[0] for one in used[0]} == {row}
-    assert used[0][1:] == [one for one in said if one[2] < CALLS]
-    assert first < used[0][1][1] <= 2 * first  # it begins by doubling, as far as a message holds it
+    assert used[0][1:] == [one for one in decided if one[2] < CALLS]
+    assert first < used[0][1][1] <= 2 * first  # it doubles first, up to a message's capacity
     assert used[0][-1][2] < CALLS - 6  # and has settled
-    assert not any(SAID.match(line) for one in outcome.ended[1:] for line in one.blink)
+    assert not any(DECIDED.match(line) for one in outcome.ended[1:] for line in one.blink)
 
 
 def test_small_calls_are_not_searched(preloaded: Preloaded) -> None:
     outcome = preloaded.scene("many_calls", 2, calls=20, count=1000, BLINK_DEBUG="TRACE", BLINK_CHUNKS="search").right()
-    assert not any(SAID.match(line) for line in outcome.blink)
+    assert not any(DECIDED.match(line) for line in outcome.blink)

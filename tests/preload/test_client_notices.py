@@ -1,4 +1,4 @@
-"""The client that programs of these tests are notices where a library under it does nothing."""
+"""The client of these tests detects a library that does nothing."""
 
 from __future__ import annotations
 

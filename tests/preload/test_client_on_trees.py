@@ -1,4 +1,4 @@
-"""A program that knows nothing of Blink gets the same bits from its trees as from NCCL, in every mode."""
+"""A program without knowledge of Blink gets the same bits from Blink's trees as from NCCL, in every mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from preloaded import Preloaded
 
-#: A Bcast is a Broadcast for us.
+#: Blink reports a Bcast as a Broadcast.
 SERVED = {"allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "gather", "scatter", "alltoall"}
 #: 130000 elements fill the client's buffers: many chunks, of several protocols.
 WIDE = "1,1000,130000"
@@ -16,7 +16,7 @@ WIDE = "1,1000,130000"
 
 @pytest.mark.parametrize(("mode", "seed"), [pytest.param("all", 0, marks=pytest.mark.slow), ("process", 3)])
 def test_all_cases(preloaded: Preloaded, mode: str, seed: int) -> None:
-    """What reaches NCCL are messages, calls that it must refuse, and those of the communicator that was grown."""
+    """NCCL gets messages, calls that it must refuse, and those of the grown communicator."""
     outcome = preloaded.client(mode, cases="all", BLINK_DOUBLE_SEED=seed, timeout_s=150).right()
     processes = 4 if mode == "process" else 1
     assert len([line for one in outcome.ended for line in one.said]) == 21 * processes
@@ -40,7 +40,7 @@ def test_all_cases(preloaded: Preloaded, mode: str, seed: int) -> None:
         ("all", 5, "dgx-1v", "blink", 0, "sizes,groups"),
         ("process", 2, "ring:5", "ring", 4, "sizes"),
         pytest.param("threads", 5, "ring:5", "ring", 7, "sizes,groups", marks=pytest.mark.slow),
-        # Staged in processors' memories, as nothing else joins them.
+        # Staged in processors' memories, the only connection between these GPUs.
         ("process", 4, "mist", "ring", 6, "sizes,streams"),
         ("threads", 4, "mist", "optimal", 3, "sizes,groups"),
     ],
@@ -52,7 +52,7 @@ def test_topologies_and_algorithms(
     outcome = preloaded.client(mode, ranks, cases=cases, sizes=WIDE, timeout_s=120, **variables).right()
     assert outcome.agreed()
     assert outcome.calls("blink")["allreduce"] > 0
-    # What the algorithm has no plan for is NCCL's, on all ranks: no call is lost, and none is made twice.
+    # Calls without a plan go to NCCL, on all ranks: no call is lost, and none runs twice.
     assert "AllReduce" not in outcome.reached_nccl()
     if "sizes" in cases:
         assert len({line.protocol for line in outcome.usage if line.state == "blink"}) >= 2
@@ -72,9 +72,9 @@ def test_programs_with_more_and_fewer_parts_take_turns(preloaded: Preloaded) -> 
 
 @pytest.mark.parametrize(("seed", "ranks", "protocol"), [(1, 4, None), (5, 4, None), (8, 2, "copies")])
 def test_graphs_and_calls_in_order(preloaded: Preloaded, seed: int, ranks: int, protocol: str | None) -> None:
-    """Only the communicator orders them; with ``copies``, calls by copy engines and captured kernels.
+    """Only the communicator orders them; with ``copies`` they are calls by copy engines and captured kernels.
 
-    A capture that has failed costs a call, and no more; nor does a call on the legacy stream beside a capture.
+    A failed capture costs one call only, and so does a call on the legacy stream beside a capture.
     """
     variables = {"BLINK_DOUBLE_SEED": seed, "BLINK_PROTOCOL": protocol}
     outcome = preloaded.client("threads", ranks, cases="graph_order,graph_lost", **variables).right()
@@ -89,9 +89,9 @@ def test_graphs_and_calls_in_order(preloaded: Preloaded, seed: int, ranks: int, 
 
 
 def test_graphs_that_the_program_orders(preloaded: Preloaded, tmp_path: Path) -> None:
-    """NCCL's switch: then graphs get no event nodes."""
-    given = {"NCCL_GRAPH_MIXING_SUPPORT": 0, "BLINK_DOUBLE_JOURNAL": tmp_path / "driver"}
-    outcome = preloaded.client("threads", cases="graph_fork", **given).right()
+    """NCCL's own switch: graphs get no event nodes."""
+    switch = {"NCCL_GRAPH_MIXING_SUPPORT": 0, "BLINK_DOUBLE_JOURNAL": tmp_path / "driver"}
+    outcome = preloaded.client("threads", cases="graph_fork", **switch).right()
     assert outcome.calls("blink")["allreduce"] > 0
     called = Counter(line.split()[0] for line in (tmp_path / "driver").read_text().splitlines())
     assert called["cuStreamBeginCapture_v2"] > 0
@@ -108,11 +108,11 @@ def test_graphs_that_the_program_orders(preloaded: Preloaded, tmp_path: Path) ->
     ],
 )
 def test_memory_sync_domain(preloaded: Preloaded, tmp_path: Path, variables: dict[str, object], remote: bool) -> None:
-    """In the remote domain, as NCCL launches, where the driver knows it, and unless NCCL's variable says no."""
-    given = {"BLINK_DOUBLE_JOURNAL": tmp_path / "driver", "BLINK_DOUBLE_CALLER": "libblink.so", **variables}
-    if given.pop("driver", None):
-        given["BLINK_CUDA_LIB"] = preloaded.built.doubles.cuda_11_7
-    outcome = preloaded.client("threads", cases="legacy_stream,graph_fork", **given).right()
+    """Launches use the remote domain, as NCCL's do, if the driver knows it and NCCL's variable does not forbid it."""
+    job = {"BLINK_DOUBLE_JOURNAL": tmp_path / "driver", "BLINK_DOUBLE_CALLER": "libblink.so", **variables}
+    if job.pop("driver", None):
+        job["BLINK_CUDA_LIB"] = preloaded.built.doubles.cuda_11_7
+    outcome = preloaded.client("threads", cases="legacy_stream,graph_fork", **job).right()
     assert outcome.calls("blink")["allreduce"] > 0
     called = Counter((tmp_path / "driver").read_text().split())
     launches = {name: called[name] > 0 for name in ("cuLaunchKernel", "cuLaunchKernelEx")}
@@ -128,7 +128,7 @@ def test_switched_off(preloaded: Preloaded, variables: dict[str, object]) -> Non
 
 
 def test_left_to_the_prediction(preloaded: Preloaded) -> None:
-    """Without BLINK_ALGO a call goes where it is predicted to be faster; each arrives in one of the two."""
+    """Without BLINK_ALGO each call runs in the library that is predicted to be faster, and in one only."""
     outcome = preloaded.client("threads", cases="sizes", sizes=WIDE, BLINK_ALGO=None).right()
     without = preloaded.client("threads", cases="sizes", sizes=WIDE, LD_PRELOAD=None).right()
     assert outcome.agreed()
@@ -138,7 +138,7 @@ def test_left_to_the_prediction(preloaded: Preloaded) -> None:
 
 
 def test_two_ranks_on_each_gpu(preloaded: Preloaded) -> None:
-    """They share the blocks that a GPU may keep."""
+    """Ranks on one GPU share the blocks that communicators may use."""
     several = {"BLINK_TOPO": None, "BLINK_DOUBLE_DEVICES": 2, "BLINK_DOUBLE_KEEP": 1}
     outcome = preloaded.client("threads", 4, cases="sizes,streams", **several).right()
     assert outcome.agreed()
@@ -146,7 +146,7 @@ def test_two_ranks_on_each_gpu(preloaded: Preloaded) -> None:
 
 
 def test_communicators_share_the_blocks_of_a_gpu(preloaded: Preloaded) -> None:
-    """The last of four finds no room, and is NCCL's on all ranks: nothing waits for blocks that never start."""
+    """The last of four finds no room and runs in NCCL on all ranks, so nothing waits for blocks that never start."""
     outcome = preloaded.client(
         "all", 2, cases="several", BLINK_TOPO="clique:2", BLINK_DOUBLE_SMS=4, BLINK_DOUBLE_OCCUPANCY=1
     ).right()

@@ -1,4 +1,4 @@
-"""Copy engines: the same bits as from NCCL, whatever runs late, with as few streams and waits as they may."""
+"""Copy engines: the same bits as from NCCL under any delay, with as few streams and waits as possible."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from blinkccl.topology.spec import parse_spec
 from support.examples import ALL_TESTS
 
 TREES = {"BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "blink"}
-#: So little memory for these that a call has more chunks than a connection has slots.
+#: So little staging memory that a call has more chunks than a connection has slots.
 NARROW = "3M"
 JOBS = [
     ("process", "dgx-1v", 4, "blink", NARROW),
     ("threads", "clique:4", 4, "one_hop", "1M"),
-    # Every rank still sends its data to one peer while those of another arrive, which in place take their room.
+    # A rank still sends its data to one peer while those of another arrive, which in place replace them.
     ("threads", "clique:4", 4, "one_shot", "1M"),
-    # The GPUs of one processor of Mist reach those of the other by way of the host's memory alone.
+    # GPUs of Mist's two processors reach each other through host memory only.
     ("process", "mist", 4, "ring", "2M"),
 ]
 if ALL_TESTS:
@@ -33,7 +33,7 @@ if ALL_TESTS:
         ("threads", "ring:5", 5, "ring", "2M"),
         ("threads", "mist", 4, "optimal", "4M"),
     ]
-#: With 0 nothing is late. A merge tries that on Mist, and elsewhere that something is.
+#: Seed 0 delays nothing. A merge tests that on Mist, and elsewhere with delays.
 SEEDS = (0, 1, 2, 3) if ALL_TESTS else (1,)
 
 
@@ -44,20 +44,20 @@ SEEDS = (0, 1, 2, 3) if ALL_TESTS else (1,)
 def test_equals_nccl_whatever_runs_late(
     preloaded: Preloaded, mode: str, topo: str, ranks: int, algo: str, staging: str, seed: int
 ) -> None:
-    given = {"BLINK_TOPO": topo, "BLINK_ALGO": algo, "BLINK_STAGING_BYTES": staging, "BLINK_DOUBLE_SEED": seed}
+    job = {"BLINK_TOPO": topo, "BLINK_ALGO": algo, "BLINK_STAGING_BYTES": staging, "BLINK_DOUBLE_SEED": seed}
     sizes = {"cases": "types,sizes,scaled", "sizes": "1,1000,60000"}
-    outcome = preloaded.client(mode, ranks, **sizes, timeout_s=150, BLINK_PROTOCOL="copies", **given)
+    outcome = preloaded.client(mode, ranks, **sizes, timeout_s=150, BLINK_PROTOCOL="copies", **job)
     assert outcome.right().agreed()
     assert outcome.calls("blink")["allreduce"] > 0
     assert {line.protocol for line in outcome.usage if line.state == "blink"} == {"copies"}
 
 
 def journals(preloaded: Preloaded, count: int, place: Path, **variables: object) -> tuple[list[list[str]], int]:
-    """The functions of the driver that each of four ranks calls for one AllReduce of floats, and its chunk's bytes."""
+    """The driver functions that each of four ranks calls for one AllReduce of floats, and its chunk's bytes."""
     files = [place.with_name(f"{place.name}.{rank}") for rank in range(4)]
     each = [{"BLINK_DOUBLE_JOURNAL": file} for file in files]
     outcome = preloaded.scene("many_calls", 4, count=count, each=each, **{**TREES, **variables}).right()
-    (bundle,) = {found for one in outcome.ended for found in re.findall(r"blink planner: bundle (\S+) after", one.err)}
+    (bundle,) = {path for one in outcome.ended for path in re.findall(r"blink planner: bundle (\S+) after", one.err)}
     rows = bundles.read(Path(bundle, bundles.FILE).read_bytes())["choice"]
     meant = [row for row in rows if row["collective"] == bundles.CODES["allreduce"]]
     (chunk_bytes,) = {row["chunk_bytes"] for row in meant if row["least"] <= 4 * count <= row["most"]}
@@ -65,7 +65,7 @@ def journals(preloaded: Preloaded, count: int, place: Path, **variables: object)
 
 
 def uses(program: Program) -> list[tuple[int, int, bool, int]]:
-    """Rank, level, whether it sends, and the peer: of every copy, and of roles that send nothing."""
+    """Rank, level, direction (True: sends) and peer of every copy, and of roles without sends."""
     roles, queues = program.roles, program.queues
     sender = {queue: number for number, role in enumerate(roles) for queue in role.sends}
     level: dict[int, int] = {}
@@ -92,8 +92,8 @@ def test_streams_chunks_and_waits(preloaded: Preloaded, tmp_path: Path) -> None:
     every = [use for one in planned.every for use in uses(one.program)]
     assert made - others == len(set(every)) < len(every)
 
-    # Slices of any size take as many chunks. A message is counted by its sender and by its receiver, a launch when it
-    # begins and when it ends.
+    # Slices of any size have the same number of chunks. Sender and receiver count each message, and a launch counts its
+    # beginning and its end.
     (one,) = planned.found["allreduce", -1]
     even, plain = (
         sum(cut[role.slice].chunks * len(role.sends) for role in one.program.roles)
@@ -102,7 +102,7 @@ def test_streams_chunks_and_waits(preloaded: Preloaded, tmp_path: Path) -> None:
     assert sum(called.count("cuStreamWriteValue64_v2") for called in copies) == 2 * even + 2 * 4
     assert even > plain
 
-    # Between what the program itself calls before and after it, a launch never waits on the host.
+    # Between the program's own calls before and after it, a launch never waits on the host.
     for called in copies:
         begin = max(at for at, name in enumerate(called) if name == "cuMemsetD8Async")
         launch = called[begin : called.index("cuMemcpyDtoHAsync_v2", begin)]
@@ -111,8 +111,8 @@ def test_streams_chunks_and_waits(preloaded: Preloaded, tmp_path: Path) -> None:
         assert all(name.endswith(("Async", "Async_v2")) for name in launch if name.startswith("cuMemcpy"))
 
 
-def test_what_is_staged_goes_up_and_down_by_copies(preloaded: Preloaded, tmp_path: Path) -> None:
-    """On Mist, whose processors' GPUs reach each other through the host: a copy up and one down for each chunk."""
+def test_staged_chunks_are_copied_up_and_down(preloaded: Preloaded, tmp_path: Path) -> None:
+    """On Mist GPUs of different processors reach each other through the host: one copy up and one down per chunk."""
     count = 200_000
     mist = {"BLINK_TOPO": "mist", "BLINK_ALGO": "ring"}
     narrow = {"BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "1M"}

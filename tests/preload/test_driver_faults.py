@@ -1,8 +1,8 @@
-"""The driver answers with an error at each of its entry points in turn: the job falls back or ends with a code.
+"""Errors at each entry point of the driver in turn: the job falls back to NCCL or ends with an error code.
 
-Whatever call it is, and whichever time it is made: no process hangs or crashes, and whoever gets wrong numbers is told
-by an error of the call or of the communicator. (Where a rank fails in a call, its peers' kernels give up, and their
-streams go on: ncclCommGetAsyncError is how their programs learn of it.)
+For every function and every one of its calls, no process hangs or crashes, and a process with wrong numbers gets an
+error from the call or the communicator. (If a rank fails in a call, its peers' kernels give up and their streams
+continue; their programs get the error from ncclCommGetAsyncError.)
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from support.examples import ALL_TESTS
 
 RANKS = 2
 UNKNOWN_ERROR = 999
-#: Seconds that kernels wait here for a rank that has ended.
+#: Seconds that kernels wait for a rank that has ended.
 PATIENCE = {"BLINK_TIMEOUT": 4}
-#: The program and NCCL call the same driver; what they do with its errors is not our matter.
-OURS = {"BLINK_DOUBLE_CALLER": "libblink.so"}
+#: The program and NCCL call the same driver; only Blink's calls get errors.
+ONLY_BLINK = {"BLINK_DOUBLE_CALLER": "libblink.so"}
 JOB = {"sizes": "1,1000", "BLINK_TOPO": "clique:2"}
-#: The client's cases, and what a merge waits for: one call of creation, two of calls, one of the end; and one of a
-#: creation that another one follows.
+#: The client's cases, and the functions of a merge: one call of the creation, two of calls, one of the end; and one of
+#: a creation that is followed by another.
 CASES = {
     "sizes,streams": ("cuModuleLoadData", "cuEventRecord", "cuStreamWaitEvent", "cuMemHostUnregister"),
     "graph_order,finalize": ("cuMemHostRegister_v2",),
@@ -41,21 +41,22 @@ def run(preloaded: Preloaded, cases: str, *, failing: str = "", journals: Sequen
         each[1]["BLINK_DOUBLE_FAIL"] = failing
     for rank, path in enumerate(journals):
         each[rank]["BLINK_DOUBLE_JOURNAL"] = path
-    return preloaded.client("process", RANKS, cases=cases, each=each, timeout_s=40, **JOB, **PATIENCE, **OURS)
+    more: dict[str, object] = {**JOB, **PATIENCE, **ONLY_BLINK}
+    return preloaded.client("process", RANKS, cases=cases, each=each, timeout_s=40, **more)
 
 
 def assert_sound(outcome: Outcome) -> None:
-    """Every process ended by itself: with right numbers, or after a call that gave an error."""
+    """Every process ended by itself: with right numbers, or after a call that returned an error."""
     for one in outcome.ended:
         failed = [line for line in one.said if not line["ok"]]
-        told = [line for line in failed if " gives " in line.get("what", "")]
+        reported = [line for line in failed if " gives " in line.get("what", "")]
         assert one.code == (1 if failed else 0), f"exit code {one.code}\n{one.out}{one.err[-3000:]}"
-        assert bool(failed) == bool(told), f"{one.out}{one.err[-3000:]}"
+        assert bool(failed) == bool(reported), f"{one.out}{one.err[-3000:]}"
     assert outcome.left == []
 
 
 def times(count: int) -> list[str]:
-    """Which of so many calls fail: all, the first, the last, and one between."""
+    """The failing ones of ``count`` calls: all, the first, the last, and one between."""
     return list(dict.fromkeys(["*", "1", str((count + 1) // 2), str(count)]))
 
 
@@ -81,7 +82,7 @@ def test_an_error_at_any_entry_point(preloaded: Preloaded, tmp_path: Path, cases
 
 
 def test_the_last_call_of_a_communicator(preloaded: Preloaded) -> None:
-    """Nobody makes another call, or asks for the state, before ``ncclCommFinalize``: so that says it."""
+    """No other call, and no query of the state, precedes ``ncclCommFinalize``, so that must return the error."""
     outcome = run(preloaded, "finalize", failing=f"cuLaunchKernelEx:*:{UNKNOWN_ERROR}")
     assert_sound(outcome)
     assert [one.code for one in outcome.ended] == [1, 1]

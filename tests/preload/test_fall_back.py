@@ -1,4 +1,4 @@
-"""Whatever is missing or broken, on whichever rank: NCCL runs everything, on all ranks, and a line says why."""
+"""A missing or broken part, on any rank: NCCL runs all calls on all ranks, and one line has the reason."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from blinkccl.nccl import bundle as bundles
 from blinkccl.runtime.peer_info import package_version
 
 RANKS = 3
-#: Enough to meet, call and part.
+#: A short job of a communicator's creation, calls and end.
 SHORT = {"cases": "sizes,streams", "sizes": "1,1000"}
 
 
 def on(rank: int, **variables: object) -> list[dict[str, object]]:
-    """These variables on one rank, and nothing on the others."""
+    """These variables on one rank, and none on the others."""
     return [dict(variables) if one == rank else {} for one in range(RANKS)]
 
 
 @pytest.fixture
 def fallen(preloaded: Preloaded) -> Callable[..., Outcome]:
-    """Runs the client: right results, NCCL has run everything, and one line, which has ``words``, says why."""
+    """A run of the client with right results, all of them from NCCL, and one line with the reason ``words``."""
 
     def run(words: str, **variables: object) -> Outcome:
         outcome = preloaded.client("process", RANKS, timeout_s=40, **SHORT, **variables).right()
         assert outcome.calls("blink").total() == 0
         assert outcome.agreed()
         assert outcome.reached_nccl()["AllReduce"] == outcome.calls("nccl")["allreduce"] > 0
-        said = [line for line in outcome.blink if "NCCL runs everything" in line]
-        assert len(said) == 1, outcome.blink
-        assert words in said[0]
-        assert len(said[0]) < 900
+        reasons = [line for line in outcome.blink if "NCCL runs everything" in line]
+        assert len(reasons) == 1, outcome.blink
+        assert words in reasons[0]
+        assert len(reasons[0]) < 900
         return outcome
 
     return run
@@ -48,7 +48,7 @@ def test_driver_too_old(fallen, files: Built) -> None:
 
 
 def test_no_driver(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
-    """NCCL itself says so: ncclUnhandledCudaError, and its version all the same; Blink adds nothing."""
+    """NCCL itself returns ncclUnhandledCudaError, and still its version; Blink adds nothing."""
     code = "import ctypes, sys; nccl = ctypes.CDLL(sys.argv[1]); out = (ctypes.c_void_p * 2)(); "
     code += "sys.exit(nccl.ncclGetVersion(out) or nccl.ncclCommInitAll(out, 2, None))"
     command = ["python3", "-c", code, files.doubles.nccl]
@@ -61,9 +61,9 @@ def test_no_python(fallen) -> None:
 
 
 def test_planner_hangs(fallen, planner) -> None:
-    """It is killed, with what it started."""
+    """The planner is killed with its children."""
     path = planner("sleep 1000 & sleep 1000")
-    fallen("has not ended by its deadline (BLINK_PLAN_TIMEOUT)", BLINK_PYTHON=path, BLINK_PLAN_TIMEOUT=1)
+    fallen("did not end within its timeout (BLINK_PLAN_TIMEOUT)", BLINK_PYTHON=path, BLINK_PLAN_TIMEOUT=1)
 
 
 def test_no_compiler(fallen) -> None:
@@ -72,18 +72,18 @@ def test_no_compiler(fallen) -> None:
 
 
 def test_no_compiler_that_knows_the_gpu(preloaded: Preloaded) -> None:
-    """A warning for a person, with the command that mends it, once for all communicators of a process."""
+    """A warning with the command that installs a compiler, once for all communicators of a process."""
     unknown = {"BLINK_NVCC": None, "BLINK_DOUBLE_ARCH": 99, "BLINK_DEBUG": "WARN"}
     outcome = preloaded.client("threads", RANKS, cases="split", sizes="1000", **unknown).right()
     assert outcome.calls("blink").total() == 0
     assert len({line.comm for line in outcome.usage}) > 1
     (line,) = outcome.blink
-    said = "WARN nothing runs on trees: the plan's code was not compiled: no compiler for sm_99; install one: "
-    assert line.startswith(f'{said}{sys.executable} -m pip install --upgrade "nvidia-cuda-nvrtc<14" (')
+    start = "WARN nothing runs on trees: the plan's code was not compiled: no compiler for sm_99; install one: "
+    assert line.startswith(f'{start}{sys.executable} -m pip install --upgrade "nvidia-cuda-nvrtc<14" (')
 
 
 def test_compiler_fails(preloaded: Preloaded, tmp_path: Path) -> None:
-    """What it was given stays, for people to look at: the line says where."""
+    """The compiler's input is kept, and the line names its place."""
     broken = {"BLINK_DOUBLE_NVCC_FAIL": "no licence", "BLINK_CACHE": tmp_path / "own"}
     outcome = preloaded.client("process", RANKS, **SHORT, **broken)
     assert [one.code for one in outcome.ended] == [0] * RANKS
@@ -100,7 +100,7 @@ def test_compiler_fails(preloaded: Preloaded, tmp_path: Path) -> None:
 
 
 def test_cache_that_cannot_be_written(preloaded: Preloaded, tmp_path: Path) -> None:
-    """Plans can be had without it."""
+    """Plans are made without the cache."""
     place = tmp_path / "file"
     place.write_text("")
     outcome = preloaded.client("process", 2, **SHORT, BLINK_CACHE=place / "cache", BLINK_TOPO="clique:2")
@@ -111,7 +111,7 @@ def test_cache_that_cannot_be_written(preloaded: Preloaded, tmp_path: Path) -> N
 
 
 def hostile(content: bytes) -> bytes:
-    """A bundle whose first choice names a program that is not there, with the digest of that."""
+    """A bundle whose first choice names a missing program, with a matching digest."""
     row = header("gpu_bundle.h").structs["blink_gpu_choice"]
     choice, file = row.wire(), bundles.read(content)
     at = len(content) - file["header"][0]["text_bytes"] - len(file["choice"]) * choice.size
@@ -121,7 +121,7 @@ def hostile(content: bytes) -> bytes:
 
 
 def test_hostile_plan_in_the_cache(preloaded: Preloaded, tmp_path: Path) -> None:
-    """Its digest is right, and its rows name what is not there: NCCL runs everything, and people learn why."""
+    """Its digest is right, but a row names a missing program: NCCL runs all calls, and a line has the reason."""
     own = tmp_path / "own"
     two = {"BLINK_CACHE": own, "BLINK_TOPO": "clique:2", "BLINK_ALGO": "ring"}
     assert preloaded.client("process", 2, **SHORT, **two).right().calls("blink").total() > 0
@@ -156,7 +156,7 @@ def test_damaged_plan_in_the_cache(preloaded: Preloaded, tmp_path: Path, what: s
     assert file.read_bytes() == content
 
 
-def test_algorithm_that_is_none(fallen) -> None:
+def test_unknown_algorithm(fallen) -> None:
     fallen("unknown algorithm 'fastest'", BLINK_ALGO="fastest")
 
 
@@ -179,14 +179,14 @@ def test_driver_call_that_fails_on_one_rank(fallen, rank: int, fault: str, words
 
 
 def test_ranks_of_one_process_without_handles(preloaded: Preloaded) -> None:
-    """Some containers make no IPC handles; threads do not need them."""
+    """Some containers provide no IPC handles, and threads do not need them."""
     outcome = preloaded.client("threads", RANKS, **SHORT, BLINK_DOUBLE_FAIL="cuIpcGetMemHandle:*:801").right()
     assert outcome.calls("blink")["allreduce"] > 0
 
 
 def test_gpu_without_stream_memory_operations(fallen) -> None:
-    said = "this GPU has no stream memory operations of 64 bits, which copy engines need"
-    fallen(said, BLINK_DOUBLE_MEM_OPS=0, BLINK_PROTOCOL="copies")
+    reason = "this GPU has no stream memory operations of 64 bits, which copy engines need"
+    fallen(reason, BLINK_DOUBLE_MEM_OPS=0, BLINK_PROTOCOL="copies")
 
 
 def test_too_few_blocks(fallen) -> None:
@@ -195,10 +195,10 @@ def test_too_few_blocks(fallen) -> None:
 
 @pytest.mark.parametrize("part", ["GREEN", "MPS"])
 def test_too_few_blocks_in_a_part_of_the_gpu(fallen, preloaded: Preloaded, part: str) -> None:
-    """A green context that the program made current, or a share of MPS: only its multiprocessors count."""
+    """A green context made current by the program, or an MPS share: only its multiprocessors count."""
     fallen("blocks at once", BLINK_DOUBLE_OCCUPANCY=1, **{f"BLINK_DOUBLE_{part}_SMS": 1})
     some = {"BLINK_DOUBLE_OCCUPANCY": 1, "BLINK_DOUBLE_SMS": 132, "BLINK_MAX_BLOCKS": 16}
-    # All ranks keep to what one of them has room for: of 40 blocks it takes an eighth.
+    # All ranks use the number of blocks that fit on one of them: an eighth of 40.
     small = on(1, **{f"BLINK_DOUBLE_{part}_SMS": 40})
     outcome = preloaded.client("process", RANKS, **SHORT, each=small, **some).right()
     assert outcome.calls("blink")["allreduce"] > 0
@@ -211,10 +211,10 @@ def test_one_rank_without_blink(preloaded: Preloaded, rank: int, variables: dict
     outcome = preloaded.client("process", RANKS, **SHORT, each=on(rank, **variables), timeout_s=40).right()
     assert outcome.calls("blink").total() == 0
     assert outcome.reached_nccl() == preloaded.client("process", RANKS, **SHORT, LD_PRELOAD=None).reached_nccl()
-    said = [line for line in outcome.blink if "NCCL runs everything" in line]
-    # Rank 0 says it for all; where it is not with us, the others do.
-    assert len(said) == (1 if rank else RANKS - 1)
-    assert all(f"rank {rank} is not here: it runs without Blink" in line for line in said)
+    reasons = [line for line in outcome.blink if "NCCL runs everything" in line]
+    # Rank 0 logs for all; if rank 0 runs without Blink, the others do.
+    assert len(reasons) == (1 if rank else RANKS - 1)
+    assert all(f"rank {rank} is not here: it runs without Blink" in line for line in reasons)
 
 
 def test_ranks_with_different_settings(fallen) -> None:
@@ -233,7 +233,7 @@ def test_pair_without_peer_access(preloaded: Preloaded) -> None:
 
 
 def test_no_pair_has_peer_access(preloaded: Preloaded) -> None:
-    """All messages are staged in the processors' memories, and nobody maps another's."""
+    """All messages are staged in the processors' memories, and no rank maps another's memory."""
     own = preloaded.directory / "own"
     job = {
         "BLINK_TOPO": "pcie-8gpu",
@@ -249,7 +249,7 @@ def test_no_pair_has_peer_access(preloaded: Preloaded) -> None:
 
 
 def test_pair_that_spoils_bytes(fallen, preloaded: Preloaded) -> None:
-    """Found before it is used; and a ring of three cannot do without any pair."""
+    """The peer check detects the pair, and a ring of three needs all pairs."""
     cache = preloaded.directory / "own"
     line = {"BLINK_TOPO": "ring:3", "BLINK_ALGO": "ring", "BLINK_CACHE": cache}
     fallen("rank 0", BLINK_DOUBLE_BAD_PEER="1-2", **line)
@@ -257,34 +257,34 @@ def test_pair_that_spoils_bytes(fallen, preloaded: Preloaded) -> None:
 
 @pytest.mark.parametrize(("one", "other"), [(1, 2), (2, 1)])
 def test_mapping_that_spoils_bytes(fallen, one: int, other: int) -> None:
-    """The planner's own copies arrive; those of a rank, through the memory that it has mapped, do not."""
-    said = f"rank {other}: bytes written by rank {one} (GPU 0000:0{one}:00.0) did not arrive at rank {other}"
-    fallen(said, each=on(one, BLINK_DOUBLE_BAD_PEER=f"{one}-{other}"))
+    """The planner's own copies arrive; a rank's copies, through its mapping, do not."""
+    reason = f"rank {other}: bytes written by rank {one} (GPU 0000:0{one}:00.0) did not arrive at rank {other}"
+    fallen(reason, each=on(one, BLINK_DOUBLE_BAD_PEER=f"{one}-{other}"))
 
 
 def test_mapping_that_hangs(fallen) -> None:
     slow = on(1, BLINK_DOUBLE_SLOW_PEER="1-2", BLINK_PEER_TIMEOUT=0.1)
-    fallen("rank 1: writing into the peers' memory did not end in time", each=slow)
+    fallen("rank 1: writing into the peers' memory did not end within the timeout", each=slow)
 
 
-def test_gpus_that_ranks_have_for_themselves(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
-    """The peer check gets no context, CUDA's word is taken, and the job runs on trees."""
+def test_gpus_in_exclusive_mode(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
+    """The peer check gets no context, so CUDA's own statement is used, and the job runs on trees."""
     if preloaded.more:
         pytest.skip("under sanitizers the planner has a driver of its own, whose peers other tests found out")
-    library = tmp_path / "libcuda.so.1"  # what is known of peers is known of a driver's file
+    library = tmp_path / "libcuda.so.1"  # results of the peer check are cached per driver file
     library.symlink_to(files.doubles.cuda)
     own = {"BLINK_DOUBLE_EXCLUSIVE": f"{os.getpid()} {tmp_path.name}", "BLINK_CUDA_LIB": library}
     outcome = preloaded.client("process", RANKS, **SHORT, **own).right()
     assert outcome.calls("blink")["allreduce"] > 0
     assert set(outcome.calls("nccl")) <= {"send"}  # messages without a path table
-    said = "6 of 6 ordered pairs of GPUs are taken on CUDA's word, as the peer check gets no context or memory there"
+    words = "6 of 6 ordered pairs of GPUs are taken on CUDA's word, as the peer check gets no context or memory there"
     reason = "(rank 0 to rank 1: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE)"
-    assert f"{said} {reason}" in outcome.ended[0].err
+    assert f"{words} {reason}" in outcome.ended[0].err
 
 
 @pytest.mark.parametrize("seed", [0, 6])
 def test_launch_that_fails_on_one_rank(preloaded: Preloaded, seed: int) -> None:
-    """Too late for NCCL: peers are inside the call. All end with an error, and soon."""
+    """Too late for NCCL, since peers are inside the call. All ranks end with an error, and soon."""
     failing = on(1, BLINK_DOUBLE_FAIL="cuLaunchKernelEx:3:719")
     outcome = preloaded.client("process", RANKS, **SHORT, each=failing, BLINK_DOUBLE_SEED=seed, timeout_s=30)
     assert [one.code for one in outcome.ended] == [1] * RANKS

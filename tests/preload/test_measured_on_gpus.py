@@ -1,6 +1,6 @@
-"""What ``blink tune`` measures decides what runs, and a tuner that is killed leaves whole what it had written.
+"""The measurements of ``blink tune`` select the programs, and a killed tuner leaves its written results intact.
 
-On doubles times mean nothing: what is slow here was made so, or is only said to be.
+Times on doubles have no meaning: slow cases have an added delay, or a table that declares them slow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from blinkccl.trees.algorithms.tables import GPUS, NCCL, Cell, MeasuredTable, Ti
 from support.processes import until
 
 RANKS = 3
-#: Of the client, in bytes.
+#: The client's call in bytes.
 SIZE = 4000
 
 
@@ -45,7 +45,7 @@ def tune(preloaded: Preloaded, *words: str, **variables: object) -> subprocess.P
 
 
 @pytest.mark.parametrize("fastest", ["one_shot", NCCL])
-def test_what_the_table_says_is_the_fastest_runs(preloaded: Preloaded, tmp_path: Path, fastest: str) -> None:
+def test_the_fastest_in_the_table_runs(preloaded: Preloaded, tmp_path: Path, fastest: str) -> None:
     machine = machine_key(parse_spec("clique:3"))
     times = [Time("one_shot", "ll", 2e-5, 9), Time("optimal", "ll128", 4e-5, 9), Time(NCCL, "", 3e-5, 9)]
     times = [Time(one.algorithm, one.protocol, 1e-6, 9) if one.algorithm == fastest else one for one in times]
@@ -70,7 +70,7 @@ def _table(path: Path) -> MeasuredTable:
     return tables.read(path, machine_key(parse_spec("clique:2")))
 
 
-def test_a_way_runs_what_it_is_told(preloaded: Preloaded, tmp_path: Path) -> None:
+def test_a_way_runs_its_own_program(preloaded: Preloaded, tmp_path: Path) -> None:
     """libblink.so's programs, or NCCL alone, on the same GPUs."""
     _runs_python(preloaded)
 
@@ -94,8 +94,8 @@ def test_a_way_runs_what_it_is_told(preloaded: Preloaded, tmp_path: Path) -> Non
         assert "one_shot does not serve reduce" in why
 
 
-def test_a_tuner_that_is_killed_leaves_what_it_wrote(preloaded: Preloaded, tmp_path: Path) -> None:
-    """Without any of ours it is quick; what NCCL took is written all the same."""
+def test_a_killed_tuner_leaves_its_results(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Without Blink's candidates the run is short; NCCL's times are written all the same."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     own = {"BLINK_CACHE": cache, "BLINK_STAGING_BYTES": "none"}
@@ -115,25 +115,25 @@ def test_a_tuner_that_is_killed_leaves_what_it_wrote(preloaded: Preloaded, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_it_was_and_finds_what_is_fast(preloaded: Preloaded, tmp_path: Path) -> None:
+def test_a_run_resumes_and_finds_the_fastest(preloaded: Preloaded, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     path = tables.path_of_gpus(machine_key(parse_spec("clique:2")), {"BLINK_CACHE": str(cache)})
     assert path is not None
     slow = {"BLINK_CACHE": cache, "BLINK_DOUBLE_SLOW_KERNEL": "optimal_ll:100000"}  # LL128 too
-    seen: list[MeasuredTable] = []
-    for end, said in (("4K", "wrote"), ("16K", "wrote"), ("16K", "all sizes were measured before")):
+    tables_read: list[MeasuredTable] = []
+    for end, progress in (("4K", "wrote"), ("16K", "wrote"), ("16K", "all sizes were measured before")):
         with tune(preloaded, "-b", "4K", "-e", end, "-f", "4", **slow) as process:
             out, err = process.communicate()
-        assert (process.returncode, said in err) == (0, True), err
+        assert (process.returncode, progress in err) == (0, True), err
         assert "optimal simple" in out
-        seen.append(_table(path))
-    first, second, third = seen
+        tables_read.append(_table(path))
+    first, second, third = tables_read
     assert second == third
     assert [cell.size_bytes for cell in second.cells] == [4096, 16384]
     assert first.cells[0].size_bytes == 4096
     for cell in second.cells:
-        ours = [time for time in cell.times if time.algorithm == "optimal"]
-        assert ours[0].protocol == "simple"
-        assert {time.protocol for time in ours} == {"simple", "ll", "ll128"}
+        times = [time for time in cell.times if time.algorithm == "optimal"]
+        assert times[0].protocol == "simple"
+        assert {time.protocol for time in times} == {"simple", "ll", "ll128"}
     assert os.stat(path).st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""ncclSend and ncclRecv over the paths of a table: every byte arrives, whatever the paths; a bad table is ignored."""
+"""ncclSend and ncclRecv over the paths of a table: every byte arrives over any paths; a bad table is ignored."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from blinkccl.trees.algorithms.path_table import PairSplits, Part, PathTable, Sp
 from blinkccl.trees.algorithms.request import Request
 from support.examples import ALL_TESTS
 
-#: So little memory that long messages have more chunks than a path has slots.
+#: So little staging memory that long messages have more chunks than a path has slots.
 NARROW = "1M"
-#: Cedar: through two neighbours and the host. Mist: through the host, which is all that there is between sockets.
+#: Cedar: through two neighbours and the host. Mist: through the host, the only way between sockets.
 JOBS = [("threads", "cedar", 1), ("process", "mist", 1), ("process", "cedar", 0)]
 if ALL_TESTS:
     JOBS = [
@@ -29,13 +29,13 @@ if ALL_TESTS:
 
 
 def table(topo: str, file: Path, but: tuple[int, int] = (0, 0), chunks: int = 2) -> Path:
-    """All pairs but one: directly up to 1000 bytes, then over two paths, then over all, in streams and ``chunks``."""
+    """A table with all pairs but one: up to 1000 bytes directly, then over two paths, then over all in ``chunks``."""
     topology = parse_spec(topo)
     made = PathTable(machine_key(topology), topo, "a test")
     for src, dst in (pair for pair in permutations(topology.ranks, 2) if pair != but):
         ends = Collective("sendrecv", len(topology.ranks), src=topology.ranks.index(src), dst=topology.ranks.index(dst))
-        found = ways(plan(Request(topology, ends, topology.ranks)))
-        paths = [way.path for way in found if way.legs <= 2]
+        options = ways(plan(Request(topology, ends, topology.ranks)))
+        paths = [way.path for way in options if way.legs <= 2]
         if len(paths) == 1:
             made = made.merged(PairSplits(src, dst, (Split((Part(paths[0], Fraction(1), 3),), None, 2),)))
             continue
@@ -49,7 +49,7 @@ def table(topo: str, file: Path, but: tuple[int, int] = (0, 0), chunks: int = 2)
 
 
 def reasons(outcome: Outcome, state: str) -> set[str]:
-    """Why messages went so."""
+    """The reasons in the report for the library of messages."""
     return {line.why for line in outcome.usage if line.collective == "send" and line.state == state}
 
 
@@ -58,42 +58,42 @@ def test_every_byte_arrives_whatever_runs_late(
     preloaded: Preloaded, tmp_path: Path, mode: str, topo: str, seed: int
 ) -> None:
     paths = table(topo, tmp_path / "paths.json")
-    given = {"BLINK_TOPO": topo, "BLINK_PATHS": paths, "BLINK_STAGING_BYTES": NARROW, "BLINK_DOUBLE_SEED": seed}
-    outcome = preloaded.client(mode, 4, cases="messages,exchange,groups,streams", timeout_s=150, **given).right()
-    # Short ones, which go directly, and those to itself are NCCL's: in the same groups as ours.
+    job = {"BLINK_TOPO": topo, "BLINK_PATHS": paths, "BLINK_STAGING_BYTES": NARROW, "BLINK_DOUBLE_SEED": seed}
+    outcome = preloaded.client(mode, 4, cases="messages,exchange,groups,streams", timeout_s=150, **job).right()
+    # Short messages, which go directly, and messages to the rank itself are NCCL's, in the same groups as Blink's.
     assert outcome.calls("nccl")["send"] > 0
-    ours = reasons(outcome, "blink")
-    assert any("66.7 % on 0-1, 33.3 % on 0-" in why for why in ours)
-    assert any("in 2 streams" in why for why in ours)
-    assert any("in 3 streams" in why for why in ours) == (topo == "mist")
+    served = reasons(outcome, "blink")
+    assert any("66.7 % on 0-1, 33.3 % on 0-" in why for why in served)
+    assert any("in 2 streams" in why for why in served)
+    assert any("in 3 streams" in why for why in served) == (topo == "mist")
 
 
 def test_messages_have_as_many_chunks_as_the_table_says(preloaded: Preloaded, tmp_path: Path) -> None:
-    """Of 40000 int32, from every rank to every other: on seven streams, each chunk copied in and out."""
-    preloaded.client("threads", 4, cases="errors", BLINK_TOPO="cedar").right()  # the pairs of GPUs are tried out once
+    """Messages of 40000 int32 between all ranks, on seven streams: each chunk is copied in and out."""
+    preloaded.client("threads", 4, cases="errors", BLINK_TOPO="cedar").right()  # the pairs of GPUs are tested once
     copies = []
     for chunks in (2, 4):
         journal = tmp_path / f"driver{chunks}"
-        given = {"BLINK_PATHS": table("cedar", tmp_path / "paths.json", chunks=chunks), "BLINK_DOUBLE_JOURNAL": journal}
-        preloaded.client("threads", 4, cases="messages", BLINK_TOPO="cedar", **given).right()
+        paths = {"BLINK_PATHS": table("cedar", tmp_path / "paths.json", chunks=chunks), "BLINK_DOUBLE_JOURNAL": journal}
+        preloaded.client("threads", 4, cases="messages", BLINK_TOPO="cedar", **paths).right()
         copies.append(sum(line.startswith("cuMemcpy") for line in journal.read_text().splitlines()))
     assert copies[1] - copies[0] == 12 * 7 * 2 * (4 - 2)
 
 
-def test_without_nccls_direct_path_all_sizes_are_ours(preloaded: Preloaded) -> None:
-    given = {"BLINK_TOPO": "dgx-1v", "BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": NARROW}
-    outcome = preloaded.client("threads", 4, cases="messages,exchange", **given).right()
+def test_without_nccls_direct_path_all_sizes_are_blinks(preloaded: Preloaded) -> None:
+    job = {"BLINK_TOPO": "dgx-1v", "BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": NARROW}
+    outcome = preloaded.client("threads", 4, cases="messages,exchange", **job).right()
     assert outcome.calls("nccl")["send"] == 0
     assert "from rank 0 to rank 3 all on 0-3" in reasons(outcome, "blink")
 
 
-def test_messages_that_few_programs_send(preloaded: Preloaded, tmp_path: Path) -> None:
-    """Relays that call nothing, what is NCCL's, a group whose first part waits for the rest, graphs, nobody there."""
+def test_unusual_messages(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Relays without calls, NCCL's messages, a group whose first part waits for the rest, graphs, a missing peer."""
     library = preloaded.built.library
     variables = {"LD_PRELOAD": None, "BLINK_NCCL_LIB": preloaded.built.doubles.nccl, "BLINK_TOPO": "cedar"}
     file = table("cedar", tmp_path / "paths.json", but=(3, 1))
-    given = {"BLINK_PATHS": file, "BLINK_STAGING_BYTES": NARROW, "BLINK_TIMEOUT": 3}
-    outcome = preloaded.run([[sys.executable, HERE / "message_roads.py", library]], **variables, **given)
+    job = {"BLINK_PATHS": file, "BLINK_STAGING_BYTES": NARROW, "BLINK_TIMEOUT": 3}
+    outcome = preloaded.run([[sys.executable, HERE / "message_roads.py", library]], **variables, **job)
     (ended,) = outcome.ended
     assert [line for line in ended.said if not line["ok"]] == []
     assert ended.code == 0, ended.err[-2000:]
@@ -136,18 +136,18 @@ def test_a_bad_table_is_ignored_with_a_line(
     assert len(line) < 500
 
 
-def test_paths_that_are_not_there_any_more_are_left_out(preloaded: Preloaded, tmp_path: Path) -> None:
-    """A pair whose links failed the peer check: what led over it goes as without a table."""
+def test_paths_over_broken_links_are_left_out(preloaded: Preloaded, tmp_path: Path) -> None:
+    """A pair whose links failed the peer check: its paths are used as without a table."""
     file = table("cedar", tmp_path / "paths.json")
     cache = preloaded.directory / "own"
-    given = {"BLINK_TOPO": "cedar", "BLINK_PATHS": file, "BLINK_DOUBLE_BAD_PEER": "0-2", "BLINK_CACHE": cache}
-    outcome = preloaded.client("threads", 4, cases="messages", **given).right()
+    job = {"BLINK_TOPO": "cedar", "BLINK_PATHS": file, "BLINK_DOUBLE_BAD_PEER": "0-2", "BLINK_CACHE": cache}
+    outcome = preloaded.client("threads", 4, cases="messages", **job).right()
     assert not any("0-2-1" in why for why in reasons(outcome, "blink"))
 
 
 def test_the_report_names_pairs_and_paths(preloaded: Preloaded, tmp_path: Path) -> None:
     file = table("cedar", tmp_path / "paths.json")
     outcome = preloaded.client("process", 4, cases="messages", BLINK_TOPO="cedar", BLINK_PATHS=file).right()
-    told = reasons(outcome, "blink")
+    whys = reasons(outcome, "blink")
     for src, dst in permutations(range(4), 2):
-        assert any(f"from rank {src} to rank {dst} 66.7 % on {src}-{dst}, 33.3 % on " in why for why in told)
+        assert any(f"from rank {src} to rank {dst} 66.7 % on {src}-{dst}, 33.3 % on " in why for why in whys)

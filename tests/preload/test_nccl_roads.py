@@ -1,4 +1,4 @@
-"""Each call goes where it belongs, to Blink or to NCCL; and what is said where NCCL lacks a function, or is missing."""
+"""Each call runs in the right library, Blink or NCCL; and errors if NCCL lacks a function or is missing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from variants import OPTIONS
 SYMBOLS = DOUBLES / "nccl" / "symbols-2.32.3.txt"
 
 
-def test_calls_that_few_programs_make(preloaded: Preloaded, files: Built) -> None:
-    """The library is opened by its path, as vLLM does, which is told libblink.so instead of libnccl.so.2."""
+def test_unusual_calls(preloaded: Preloaded, files: Built) -> None:
+    """The library is opened by its path, as vLLM does if it is given libblink.so instead of libnccl.so.2."""
     command = [sys.executable, HERE / "nccl_roads.py", files.library]
     journal = {"BLINK_DOUBLE_JOURNAL": preloaded.directory / "driver", "NCCL_SYMBOLS": SYMBOLS}
     variables = {"LD_PRELOAD": None, "BLINK_NCCL_LIB": files.doubles.nccl, "BLINK_TOPO": "clique:2"}
-    # It looks for a handle that is used again: a sanitizer must give back what is freed, too.
+    # The program waits for a reused handle, so a sanitizer must release freed memory, too.
     variables["ASAN_OPTIONS"] = f"{OPTIONS['ASAN_OPTIONS']} quarantine_size_mb=0 thread_local_quarantine_size_kb=0"
     outcome = preloaded.run([command], **variables, **journal)
     (ended,) = outcome.ended
@@ -27,7 +27,7 @@ def test_calls_that_few_programs_make(preloaded: Preloaded, files: Built) -> Non
     assert len(ended.said) > 50
 
 
-#: NCCL's functions through ctypes: prints what each of some gives.
+#: Calls NCCL's functions through ctypes and prints the results.
 ASK = """
 import ctypes as c, sys
 nccl = c.CDLL(sys.argv[1])
@@ -60,7 +60,7 @@ def ask(preloaded: Preloaded, files: Built, nccl: object) -> Ended:
         ("libblink.so", "is Blink or has no ncclGetVersion"),
     ],
 )
-def test_without_nccl_every_call_fails_and_one_line_says_why(
+def test_without_nccl_every_call_fails_with_one_reason(
     preloaded: Preloaded, files: Built, nccl: str | None, why: str
 ) -> None:
     ended = ask(preloaded, files, files.library if nccl == "libblink.so" else nccl)
@@ -73,20 +73,20 @@ def test_without_nccl_every_call_fails_and_one_line_says_why(
 
 
 def test_function_that_this_nccl_lacks(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
-    """Its call is an error, which is said once."""
+    """Its call is an error, which is reported once."""
     source, old = tmp_path / "old.c", tmp_path / "libnccl_old.so"
     source.write_text("int ncclGetVersion(int *version) { *version = 21000; return 0; }\n")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", old, source], check=True)
     ended = ask(preloaded, files, old)
     assert ended.out.startswith("[0, 5, 5, 5, 5, 5, 5, 5, 5, 0] 21000 ")
-    said = [line for line in ended.blink if "ncclCommWindowDeregister" in line]
-    assert said == ["WARN this NCCL (version code 21000) has no ncclCommWindowDeregister: the call returns an error"]
+    lines = [line for line in ended.blink if "ncclCommWindowDeregister" in line]
+    assert lines == ["WARN this NCCL (version code 21000) has no ncclCommWindowDeregister: the call returns an error"]
 
 
-def test_nccl_that_is_newer_than_known(preloaded: Preloaded) -> None:
-    """Its plans are made with what is known of the newest, and its calls go where they always go.
+def test_nccl_newer_than_the_newest_known(preloaded: Preloaded) -> None:
+    """Plans use the data of the newest known version, and calls run in the usual library.
 
-    In one stream: between streams a program has to order what NCCL serves and what Blink serves (docs/gpu.md).
+    In one stream: across streams a program must order NCCL's calls and Blink's (docs/gpu.md).
     """
     job = {"cases": "sizes", "sizes": "1,300000", "BLINK_ALGO": None}
     newer = preloaded.client("process", 4, **job, BLINK_DOUBLE_NCCL_VERSION=29900).right()

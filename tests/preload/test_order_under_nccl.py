@@ -14,10 +14,10 @@ from blinkccl.trees.algorithms.registry import algorithm
 from support.orders import evaluated, rough, same_bits
 from support.planned import asked
 
-#: Of one channel and of all, of several protocols and messages.
+#: Counts for one channel and for all, for several protocols and numbers of messages.
 COUNTS = (1, 1000, 130_000)
 TILE = 997
-#: What vLLM sets for its batch-invariant mode, so that NCCL's sums have one order (batch_invariant.py).
+#: vLLM's settings for its batch-invariant mode, which give NCCL's sums one order (batch_invariant.py).
 VLLM: dict[str, object] = {
     "NCCL_LAUNCH_MODE": "GROUP",
     "NCCL_COLLNET_ENABLE": "0",
@@ -33,7 +33,7 @@ VLLM: dict[str, object] = {
 
 
 def ran(preloaded: Preloaded, place: Path, ranks: int, **variables: object) -> tuple[Outcome, list[np.ndarray]]:
-    """The client's ranks, and what they give."""
+    """Run the client on all ranks; returns the outcome and the inputs."""
     values = rough(DTYPES["float32"], ranks, TILE, seed=ranks)
     for rank, each in enumerate(values):
         each.tofile(place / f"in.{rank}")
@@ -52,7 +52,7 @@ def ran(preloaded: Preloaded, place: Path, ranks: int, **variables: object) -> t
 def test_sums_of_all_sizes_have_one_order(
     preloaded: Preloaded, tmp_path: Path, topo: str, ranks: int, variables: dict[str, object]
 ) -> None:
-    """Also those for which NCCL is predicted to be faster, and where the order of NCCL's own sums was asked for."""
+    """Also for sums for which NCCL is predicted to be faster, and with settings for one order of NCCL's own sums."""
     outcome, values = ran(preloaded, tmp_path, ranks, BLINK_TOPO=topo, **variables)
     overruled = [line for line in outcome.ended[0].err.splitlines() if "BLINK_DETERMINISTIC=order overrules" in line]
     assert len(overruled) == bool(variables)
@@ -62,9 +62,9 @@ def test_sums_of_all_sizes_have_one_order(
     assert not {"AllReduce", "Reduce", "ReduceScatter"} & set(outcome.reached_nccl())
     order = algorithm("auto").plan(asked(topo, "allreduce", tuple(range(ranks)), deterministic="order")).order
     assert order
-    wanted = evaluated(order, dict(enumerate(values)), DTYPES["float32"], OPS["sum"])
+    expected = evaluated(order, dict(enumerate(values)), DTYPES["float32"], OPS["sum"])
     for count in COUNTS:
-        everywhere, blocks = np.resize(wanted, count), np.resize(wanted, ranks * count)
+        everywhere, blocks = np.resize(expected, count), np.resize(expected, ranks * count)
         for rank in range(ranks):
             assert same_bits(np.fromfile(tmp_path / f"AllReduce.{count}.{rank}", np.float32), everywhere)
             part = np.fromfile(tmp_path / f"ReduceScatter.{count}.{rank}", np.float32)
@@ -80,18 +80,18 @@ def test_sums_of_all_sizes_have_one_order(
         ({"BLINK_DETERMINISTIC": "bits"}, "BLINK_DETERMINISTIC='bits': expected order, or nothing"),
     ],
 )
-def test_sums_that_would_be_nccls_are_errors(
+def test_sums_that_need_nccl_are_errors(
     preloaded: Preloaded, tmp_path: Path, variables: dict[str, object], why: str
 ) -> None:
-    """On every rank, and told once; what only moves data is NCCL's as ever."""
+    """On every rank, with one message; calls that only move data go to NCCL as always."""
     outcome, _ = ran(preloaded, tmp_path, 3, BLINK_TOPO="clique:3", **variables)
     names = ("AllReduce", "Reduce", "ReduceScatter")
     refused = [f"{name} {count} 5" for count in COUNTS for name in names]  # ncclInvalidUsage
     assert [(one.code, one.out.splitlines()) for one in outcome.ended] == [(0, refused)] * 3, outcome.ended
     assert set(outcome.reached_nccl()) == {"Broadcast"}
-    said = [line for one in outcome.ended for line in one.err.splitlines() if line.startswith("blink: error: ")]
-    assert len(said) == len(refused)
-    for line in said:
-        assert "BLINK_DETERMINISTIC=order cannot be kept, and NCCL's sums have orders of their own: " in line
+    errors = [line for one in outcome.ended for line in one.err.splitlines() if line.startswith("blink: error: ")]
+    assert len(errors) == len(refused)
+    for line in errors:
+        assert "BLINK_DETERMINISTIC=order needs Blink for this call, as NCCL sums in its own order: " in line
         assert why in line
-        assert line.endswith("unset it to let NCCL run this call")
+        assert line.endswith("unset BLINK_DETERMINISTIC to let NCCL run the call")

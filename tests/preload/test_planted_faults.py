@@ -1,4 +1,4 @@
-"""These tests notice a missing wait: libblink.so is built without one, and fails for some seed."""
+"""These tests detect a missing wait: a libblink.so built without it fails for some seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from preloaded import Preloaded
 from test_messages import table
 from variants import with_fault
 
-#: What is planted: the client's case; the file of libblink.so; what is there once, and what it becomes.
+#: The fault: the client's case; the file of libblink.so; a text that occurs there once, and its replacement.
 FAULTS = {
     "launches do not follow each other": (
         "streams",
@@ -74,7 +74,7 @@ FAULTS = {
         "  if (late_.exchange(false)) after_nccl(late_stream_, ncclSuccess);\n",
         "",
     ),
-    "an error of a capture is taken for the communicator's": (
+    "an error of a capture counts as the communicator's": (
         "graph_lost",
         "communicator.cpp",
         "  if (captured || concerns_capture(result)) {\n",
@@ -86,25 +86,25 @@ FAULTS = {
         "    await(main, tail(id), position(id) + 1);\n",
         "    await(main, tail(id), 0);\n",
     ),
-    "what is staged is fetched before it is there": (
+    "staged data are fetched before they arrive": (
         "sizes",
         "copy_engine.cpp",
         "  await(*fetch, tail(id), position(id) + 1);\n",
         "  await(*fetch, tail(id), 0);\n",
     ),
-    "what is staged is used before it is fetched": (
+    "staged data are used before they are fetched": (
         "sizes",
         "copy_engine.cpp",
         "  follow(main, *fetch);\n",
         "  use(main);\n",
     ),
-    "what was staged is replaced while it is read": (
+    "staged data are replaced while they are read": (
         "sizes",
         "copy_engine.cpp",
         "    good(driver_.stream_wait_event(fetch->handle, read(id), 0));\n",
         "",
     ),
-    "that what was staged has been read is not recorded": (
+    "the end of reading staged data is not recorded": (
         "sizes",
         "copy_engine.cpp",
         "    good(driver_.event_record(read(id), stream.handle));\n",
@@ -128,13 +128,13 @@ FAULTS = {
         "  good(driver_.stream_wait_event(stream.handle, start_, 0));\n",
         "",
     ),
-    "a message is fetched before it is there": (
+    "a message is fetched before it arrives": (
         "exchange",
         "copy_engine.cpp",
         "    await(stream, tail(id), before + 1);\n",
         "    await(stream, tail(id), 0);\n",
     ),
-    "a message is put where another one lies still": (
+    "a message replaces another that is still needed": (
         "messages",
         "copy_engine.cpp",
         "    if (before >= bundle_.path_slots) await(stream, head(id), before + 1 - bundle_.path_slots);\n",
@@ -170,7 +170,7 @@ FAULTS = {
         "guarded([this] { return join_streams(); });",
         "ncclSuccess;",
     ),
-    "a group half in a capture is taken for one": (
+    "a group half in a capture counts as captured": (
         "graph_lost",
         "communicator.cpp",
         "    return ncclInvalidUsage;\n",
@@ -196,7 +196,7 @@ FAULTS = {
     ),
 }
 SEEDS = range(6)
-#: Planted at the end of ``open_driver()``: a function's code is asked for by its first launch.
+#: Planted at the end of ``open_driver()``: a function's code is loaded by its first launch.
 LATE_LOADS = """  opened.good = true;
   static Driver real;
   real = opened.functions;
@@ -221,21 +221,21 @@ def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: s
     place = tmp_path / "variant"
     place.mkdir()
     cases, file, before, after = FAULTS[fault]
-    given: dict[str, object] = {"cases": cases}
+    job: dict[str, object] = {"cases": cases}
     if cases in ("messages", "exchange"):
         paths = table("cedar", tmp_path / "paths.json")
-        given |= {"BLINK_TOPO": "cedar", "BLINK_PATHS": paths, "BLINK_STAGING_BYTES": "1M"}
+        job |= {"BLINK_TOPO": "cedar", "BLINK_PATHS": paths, "BLINK_STAGING_BYTES": "1M"}
     elif file == "copy_engine.cpp":
-        given |= {"sizes": "1000,60000", "BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "3M"}
-        given |= {"BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "one_shot" if fault.startswith("own data") else "blink"}
+        job |= {"sizes": "1000,60000", "BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "3M"}
+        job |= {"BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "one_shot" if fault.startswith("own data") else "blink"}
         if "staged" in fault or "host" in fault:
-            given |= {"BLINK_TOPO": "mist", "BLINK_ALGO": "ring", "BLINK_STAGING_BYTES": "2M", "sizes": "1000,200000"}
+            job |= {"BLINK_TOPO": "mist", "BLINK_ALGO": "ring", "BLINK_STAGING_BYTES": "2M", "sizes": "1000,200000"}
     faulty = replace(preloaded, built=with_fault(place, {file: (before, after)}))
     for seed in SEEDS:
-        preloaded.client("threads", **given, BLINK_DOUBLE_SEED=seed).right()
+        preloaded.client("threads", **job, BLINK_DOUBLE_SEED=seed).right()
     for seed in SEEDS:
-        # A kernel that meets another one on its connections may wait for ever: not for longer than this.
-        outcome = faulty.client("threads", **given, BLINK_DOUBLE_SEED=seed, BLINK_TIMEOUT=2)
+        # A kernel that meets another one on its connections may wait forever, so the timeout is short.
+        outcome = faulty.client("threads", **job, BLINK_DOUBLE_SEED=seed, BLINK_TIMEOUT=2)
         assert any("trees are ready" in line for line in outcome.blink), outcome.blink
         if outcome.ended[0].code != 0:
             return
@@ -245,13 +245,13 @@ def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: s
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_kernel_that_is_loaded_late_is_noticed(preloaded: Preloaded, tmp_path: Path) -> None:
-    """The driver's double ends a program that loads code while kernels run, which may wait for what comes next."""
+    """The driver's double aborts a program that loads code while kernels run, since they may wait for a later call."""
     place = tmp_path / "variant"
     place.mkdir()
     faulty = replace(preloaded, built=with_fault(place, {"driver.cpp": ("  opened.good = true;\n", LATE_LOADS)}))
     for seed in SEEDS:
         preloaded.client("threads", cases="several", BLINK_DOUBLE_SEED=seed).right()
-    for seed in range(30):  # two kernels for each wire: few loads are late, and most meet an idle device
+    for seed in range(30):  # two kernels per wire: few loads are late, and most find an idle device
         (ended,) = faulty.client("threads", cases="several", BLINK_DOUBLE_SEED=seed, BLINK_TIMEOUT=2).ended
         if re.search(r"cuda double: \w+ is loaded while \d+ kernels run on device", ended.err):
             assert ended.code == -signal.SIGABRT

@@ -1,4 +1,4 @@
-"""Where a rank dies, does not call, or loses patience, the others hear of it and end, and nothing is left."""
+"""A rank that dies, does not call, or aborts: the others get an error and end, and nothing is left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAITED = re.compile(r": waited 1 s for (room for )?message \d+ on connection fro
     ],
 )
 def test_killed_while_peers_wait(preloaded: Preloaded, scene: str, odd: int, count: int, protocol: str | None) -> None:
-    """Their watchdogs abort, the kernels give up, the streams are free again."""
+    """The peers' watchdogs abort, the kernels give up, and the streams are free again."""
     outcome = preloaded.scene(scene, odd=odd, count=count, BLINK_PROTOCOL=protocol, timeout_s=60)
     codes = [one.code for one in outcome.ended]
     assert codes.pop(odd) == -signal.SIGKILL
@@ -38,19 +38,19 @@ def test_killed_while_peers_wait(preloaded: Preloaded, scene: str, odd: int, cou
 
 @pytest.mark.parametrize(("protocol", "count"), [("ll", 1000), ("simple", 300_000), ("copies", 1000)])
 def test_rank_that_does_not_call(preloaded: Preloaded, protocol: str, count: int) -> None:
-    """After BLINK_TIMEOUT: ncclRemoteError on all ranks, and a line on each; who waited says for whom."""
-    given = {"BLINK_PROTOCOL": protocol, "BLINK_TIMEOUT": 1, "BLINK_DEBUG": "WARN"}
-    outcome = preloaded.scene("lonely", odd=1, count=count, timeout_s=20, **given)
+    """After BLINK_TIMEOUT: ncclRemoteError on all ranks and a line on each; a rank that waited names its peer."""
+    job = {"BLINK_PROTOCOL": protocol, "BLINK_TIMEOUT": 1, "BLINK_DEBUG": "WARN"}
+    outcome = preloaded.scene("lonely", odd=1, count=count, timeout_s=20, **job)
     assert [one.code for one in outcome.ended] == [0, 0, 0]
     waited = 0
     for rank, one in enumerate(outcome.ended):
-        (said,) = one.said
-        assert said["code"] == 6
-        assert 0.8 < said["seconds"] < 5
+        (result,) = one.said
+        assert result["code"] == 6
+        assert 0.8 < result["seconds"] < 5
         (line,) = one.blink
         assert line.startswith(f"WARN rank {rank} of ")
         waited += bool(WAITED.search(line))
-        # Whose kernels or whose host hear of it before their own time is up say that.
+        # A rank that sees the abort before its own timeout reports that.
         assert WAITED.search(line) or "gave up waiting for" in line or line.endswith("another rank has given up")
     assert waited >= 1
     assert "another rank has given up" in outcome.ended[1].blink[0]
@@ -60,17 +60,17 @@ def test_rank_that_does_not_call(preloaded: Preloaded, protocol: str, count: int
 def test_abort_while_the_planner_hangs(preloaded: Preloaded, planner) -> None:
     outcome = preloaded.scene("impatient", BLINK_PYTHON=planner("sleep 1000 & sleep 1000"), timeout_s=20)
     assert [one.code for one in outcome.ended] == [0, 0, 0]
-    said = [line for one in outcome.ended for line in one.said]
-    # Who aborts first has seen ncclInProgress to the end; by then the others may have heard of it.
-    assert {line["code"] for line in said} in ({7}, {0, 7})
-    assert max(line["seconds"] for line in said) < 5
+    results = [line for one in outcome.ended for line in one.said]
+    # The first rank to abort has seen only ncclInProgress; by then the others may have seen the abort.
+    assert {line["code"] for line in results} in ({7}, {0, 7})
+    assert max(line["seconds"] for line in results) < 5
     assert outcome.seconds < 30
-    assert outcome.left == []  # the planner and its children among them
+    assert outcome.left == []  # including the planner and its children
     assert any("aborted before the trees were ready" in line for line in outcome.blink)
 
 
 def test_killed_while_the_planner_hangs(preloaded: Preloaded, planner) -> None:
-    """The others need not wait for BLINK_PLAN_TIMEOUT to know that nothing comes of the trees."""
+    """The others need not wait for BLINK_PLAN_TIMEOUT to learn that the setup has failed."""
     outcome = preloaded.scene("impatient", odd=2, BLINK_PYTHON=planner("sleep 1000 & sleep 1000"), timeout_s=20)
     assert [one.code for one in outcome.ended] == [0, 0, -signal.SIGKILL]
     assert outcome.seconds < 10
@@ -79,13 +79,13 @@ def test_killed_while_the_planner_hangs(preloaded: Preloaded, planner) -> None:
 
 @pytest.mark.parametrize("scene", ["leaves", "leaves_after_graph"])
 def test_rank_that_leaves_with_nothing_under_way(preloaded: Preloaded, scene: str) -> None:
-    """A program that aborts its communicators at its end, one rank after the other, alarms nobody."""
+    """Programs that abort their communicators at the end, one rank after another, cause no errors."""
     outcome = preloaded.scene(scene, odd=1).right()
     assert [(line["what"], line["code"]) for one in outcome.ended for line in one.said] == [("left", 0)] * 3
 
 
 def test_aborts_wait_for_no_other_communicator(preloaded: Preloaded, tmp_path: Path) -> None:
-    """Only NCCL's own memory is given back, which waits for all that runs on the GPU, as do these others."""
+    """An abort frees only NCCL's own memory: freeing waits for all work on the GPU, and so do these functions."""
     waits = {"cuMemFree_v2", "cuMemHostUnregister", "cuModuleUnload", "cuIpcCloseMemHandle", "cuCtxSynchronize"}
 
     def called(name: str, **variables: object) -> list[Counter[str]]:
@@ -100,7 +100,7 @@ def test_aborts_wait_for_no_other_communicator(preloaded: Preloaded, tmp_path: P
 
 @pytest.mark.parametrize("fault", ["", "cuIpcOpenMemHandle_v2:2:1"])
 def test_memory_is_used_again(preloaded: Preloaded, fault: str) -> None:
-    """By the next communicator; also where a rank cannot map its peers, who have mapped each other by then."""
+    """The next communicator reuses it, even after a rank failed to map its peers, which had mapped each other."""
     each = [{}, {}, {"BLINK_DOUBLE_FAIL": fault or None}]
     outcome = preloaded.scene("followed", odd=1, each=each, timeout_s=60).right()
     for one in outcome.ended:

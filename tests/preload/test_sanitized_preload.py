@@ -1,4 +1,4 @@
-"""libblink.so, generated code and the doubles neither race nor leave their memory: all is built with a sanitizer."""
+"""libblink.so, generated code and the doubles have no races and no memory errors: all are built with a sanitizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = (
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 @pytest.mark.parametrize(("mode", "seed"), [("threads", 0), ("threads", 9), ("process", 4), ("all", 2)])
-def test_nothing_is_found(preloaded: Preloaded, sanitizers: str, mode: str, seed: int) -> None:
-    given = {"cases": CASES, "sizes": "0,3,1000,100000", "BLINK_DOUBLE_SEED": seed}
-    outcome = sanitized(preloaded, sanitizers).client(mode, 3, timeout_s=400, **given).right()
+def test_sanitizers_report_nothing(preloaded: Preloaded, sanitizers: str, mode: str, seed: int) -> None:
+    job = {"cases": CASES, "sizes": "0,3,1000,100000", "BLINK_DOUBLE_SEED": seed}
+    outcome = sanitized(preloaded, sanitizers).client(mode, 3, timeout_s=400, **job).right()
     assert outcome.calls("blink")["allreduce"] > 0, outcome.blink

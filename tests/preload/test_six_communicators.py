@@ -1,8 +1,8 @@
-"""World, data, tensor, pipeline, expert and context parallel: six communicators of eight ranks at once, all on trees.
+"""World, data, tensor, pipeline, expert and context parallel: six communicators of eight ranks, concurrently on trees.
 
-Each rank launches calls and graphs of all six in an order of its own, streams run out of order, and nothing orders the
-communicators but that they all have room (``native/shim/resident_blocks.h``): a kernel that another one keeps off its
-GPU would wait for ever.
+Each rank launches calls and graphs of all six in an order of its own, and streams run out of order. Only the room for
+all of them avoids deadlocks (``native/shim/resident_blocks.h``): a kernel kept off its GPU by another one would wait
+forever.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from preloaded import Outcome, Preloaded
 from variants import with_fault
 
 RANKS = 8
-#: A multiprocessor holds one block here, so that the six need what there is: three quarters of 64.
+#: A multiprocessor holds one block here, so the six need all that exist: three quarters of 64.
 SMALL = {"BLINK_DOUBLE_SMS": 64, "BLINK_DOUBLE_OCCUPANCY": 1}
 #: Every block of a ring waits for another rank, in eight channels.
 RING = {"BLINK_TOPO": "clique:8", "BLINK_ALGO": "ring", "BLINK_STAGING_BYTES": "4M"}
 
 
 def six(preloaded: Preloaded, seed: int, runs: int, timeout_s: float = 180, **more: object) -> Outcome:
-    given = {**RING, **SMALL, "BLINK_DOUBLE_SEED": seed, "CLIENT_RUNS": runs, **more}
-    return preloaded.client("threads", RANKS, cases="six", timeout_s=timeout_s, **given)
+    job = {**RING, **SMALL, "BLINK_DOUBLE_SEED": seed, "CLIENT_RUNS": runs, **more}
+    return preloaded.client("threads", RANKS, cases="six", timeout_s=timeout_s, **job)
 
 
 def runs_on_trees(outcome: Outcome) -> bool:
@@ -31,9 +31,9 @@ def runs_on_trees(outcome: Outcome) -> bool:
 
 
 def test_six_communicators(preloaded: Preloaded) -> None:
-    """Of four ranks; each has fewer blocks than were planned for it."""
-    given = {"CLIENT_SIX": "all", "CLIENT_RUNS": 5, "BLINK_DOUBLE_SEED": 1, **SMALL}
-    outcome = preloaded.client("threads", cases="six", **given).right()
+    """Six communicators of four ranks, each with fewer blocks than planned."""
+    job = {"CLIENT_SIX": "all", "CLIENT_RUNS": 5, "BLINK_DOUBLE_SEED": 1, **SMALL}
+    outcome = preloaded.client("threads", cases="six", **job).right()
     assert runs_on_trees(outcome), outcome.blink
     assert outcome.agreed()
     ready = [line for line in outcome.blink if "trees are ready" in line]
@@ -45,7 +45,7 @@ def test_six_communicators(preloaded: Preloaded) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("who", ["all", "dimensions"])
 def test_a_thousand_runs(preloaded: Preloaded, who: str) -> None:
-    """No stall in 1,000 runs of either kind: with all ranks in each, or each with the ranks of its dimension."""
+    """No stall in 1,000 runs of either kind: all ranks in each communicator, or the ranks of its dimension."""
     for seed in range(1, 21):
         outcome = six(preloaded, seed, 50, 600, CLIENT_SIX=who).right()
         assert runs_on_trees(outcome), outcome.blink
@@ -55,7 +55,7 @@ def test_a_thousand_runs(preloaded: Preloaded, who: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kernels_without_room_are_noticed(preloaded: Preloaded, tmp_path: Path) -> None:
-    """Each communicator takes what was planned for it, which is more than such a small GPU holds of six."""
+    """Each communicator takes all of its planned blocks, and six need more than such a small GPU has."""
     place = tmp_path / "variant"
     place.mkdir()
     fault = ("held = gpu.multiprocessors *", "held = 16 * gpu.multiprocessors *")

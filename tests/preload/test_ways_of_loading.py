@@ -1,4 +1,4 @@
-"""Blink is found, and NCCL behind it, however a program comes by NCCL; and is not noticed where there is no NCCL."""
+"""Programs load NCCL in different ways, and Blink finds it; programs without NCCL are not affected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from preloaded import Built, Preloaded
 
-#: As Python opens torch: RTLD_LOCAL, and NCCL's name is not in the global scope.
+#: Python opens torch with RTLD_LOCAL, so NCCL's name is not in the global scope.
 LIKE_TORCH = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_LOCAL)
@@ -28,7 +28,7 @@ def test_ranks_as_torch_has_them(preloaded: Preloaded, files: Built) -> None:
 def test_bindings_that_open_the_library_by_its_path(
     preloaded: Preloaded, files: Built, tmp_path: Path, by: str
 ) -> None:
-    """What VLLM_NCCL_SO_PATH=libblink.so comes to: nothing is preloaded, and handles are the library's own."""
+    """The effect of VLLM_NCCL_SO_PATH=libblink.so: nothing is preloaded, and handles are the library's own."""
     client, nccl = Path(__file__).with_name("opened_client.py"), files.doubles.nccl
     commands = [
         [

@@ -1,4 +1,4 @@
-"""libblink.so and what generated code needs, built with a sanitizer or with a planted fault."""
+"""libblink.so and the library of generated code, built with a sanitizer or with a planted fault."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ SHIM, DEVICE, SHARED = NATIVE / "shim", NATIVE / "device", DIRECTORY
 ROOMS = [SHIM, *(NATIVE / name for name in ("copies", "preload", "bootstrap"))]
 
 _ADDR_NO_RANDOMIZE = 0x0040000  # linux/personality.h
-#: What the sanitizers' runtimes are told.
+#: Options of the sanitizers' runtimes.
 OPTIONS = {
     "TSAN_OPTIONS": f"halt_on_error=1 exitcode=66 print_suppressions=0 suppressions={HERE / 'tsan.supp'}",
-    # What a process still has at its end is meant: NCCL's and CUDA's own libraries are never closed either.
+    # Memory that lives until the end of the process is intended: NCCL's and CUDA's libraries are not closed either.
     "ASAN_OPTIONS": "detect_leaks=0 exitcode=66",
     "UBSAN_OPTIONS": "halt_on_error=1 print_stacktrace=1 exitcode=66",
 }
 
 
 def sanitized(plain: Preloaded, sanitizers: str) -> Preloaded:
-    """The same with everything but the interpreter built with ``sanitizers``: "thread" or "address,undefined"."""
+    """The same runner with all but the interpreter built with ``sanitizers``: "thread" or "address,undefined"."""
     files = with_sanitizer(sanitizers)
     assert files.library is not None
-    # Our interpreter is not built with it: the planner gets neither its runtime nor a driver that needs it.
+    # The interpreter has no sanitizer, so the planner gets neither its runtime nor a driver that needs it.
     python = plain.directory / "python-without-sanitizers"
     driver = f"BLINK_CUDA_LIB={plain.built.doubles.cuda}"
     python.write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexport {driver}\nexec {sys.executable} "$@"\n')
@@ -52,18 +52,18 @@ def sanitized(plain: Preloaded, sanitizers: str) -> Preloaded:
 
 
 def _where_thread_sanitizer_starts() -> None:
-    """That of GCC 12 and 13 dies, now and then, where the kernel puts memory at more than 2^28 random places."""
+    """Disable address randomisation: GCC 12's and 13's thread sanitizer may abort with more than 2^28 random places."""
     ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)
 
 
 def _address_runtime() -> str:
-    """It insists on coming first, and not every program of the tests is built with it."""
+    """The path of libasan.so, which must come first, since not every program of the tests is built with it."""
     command = [os.environ.get("CXX", "g++"), "-print-file-name=libasan.so"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def with_sanitizer(sanitizer: str) -> Built:
-    """Everything but generated code, which gets its flags from BLINK_DOUBLE_CXXFLAGS."""
+    """The files built with ``sanitizer``, except generated code, which gets its flags from BLINK_DOUBLE_CXXFLAGS."""
     files = built(sanitizer)
     place = files.doubles.nccl.parent
     device = _device_library(place, sanitizer)
@@ -71,7 +71,7 @@ def with_sanitizer(sanitizer: str) -> Built:
 
 
 def with_fault(directory: Path, planted: Mapping[str, tuple[str, str]]) -> Built:
-    """``planted``: file of libblink.so → (text that is there once, what it becomes)."""
+    """The files with faults; ``planted``: file of libblink.so → (text that occurs there once, its replacement)."""
     return replace(built(), library=_library(directory, planted, None))
 
 
@@ -101,7 +101,7 @@ def _device_library(place: Path, sanitizer: str) -> Path:
 
 
 def _flags(*directories: Path) -> list[str]:
-    """Objects are cached by their flags: the headers are one of them."""
+    """Compiler flags, which include a hash of the headers, since objects are cached by their flags."""
     content = hashlib.sha256()
     for directory in (*ROOMS, DEVICE, SHARED):
         for header in sorted([*directory.rglob("*.h"), *directory.rglob("*.def")]):
