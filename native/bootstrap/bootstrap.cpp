@@ -118,10 +118,10 @@ std::nullptr_t refuse(const std::string& text, blink_bootstrap_reason* reason) {
   return nullptr;
 }
 
-// Whether a token and a place among ranks make sense.
+// Checks the token and the rank's number.
 bool sensible(const char* token, int rank, int size, blink_bootstrap_reason* reason) {
   if (token == nullptr || std::strlen(token) != BLINK_BOOTSTRAP_TOKEN) {
-    refuse("a token has " + std::to_string(BLINK_BOOTSTRAP_TOKEN) + " characters", reason);
+    refuse("expected a token of " + std::to_string(BLINK_BOOTSTRAP_TOKEN) + " characters", reason);
     return false;
   }
   if (size >= 1 && size <= BLINK_BOOTSTRAP_RANKS && rank >= 0 && rank < size) return true;
@@ -131,7 +131,7 @@ bool sensible(const char* token, int rank, int size, blink_bootstrap_reason* rea
   return false;
 }
 
-// A fresh name that nobody guesses.
+// A fresh name that cannot be guessed.
 std::string fresh_name() {
   std::random_device random;
   std::string name = "blink-";
@@ -183,7 +183,9 @@ blink_bootstrap* blink_bootstrap_connect(const char* address, const char* token,
     if (!sensible(token, rank, size, reason)) return nullptr;
     const std::string place = address;
     const bool tcp = place.compare(0, 4, "tcp:") == 0;
-    if (!tcp && place.compare(0, 5, "unix:") != 0) return refuse("no address of a coordinator: " + place, reason);
+    if (!tcp && place.compare(0, 5, "unix:") != 0) {
+      return refuse("expected unix:NAME or tcp:HOST:PORT as the address of rank 0, got " + place, reason);
+    }
     Socket connection = tcp ? blink::connect_to_port(place.substr(4)) : blink::connect_to_name(place.substr(5));
     if (!connection.open()) {
       const char* why = errno == EACCES ? "another user listens there" : std::strerror(errno);
@@ -200,7 +202,7 @@ blink_bootstrap* blink_bootstrap_announce(const char* token, int rank, int size,
     listeners.push_back(blink::listen_at_name(blink::announced_name(token, rank)));
     if (!listeners[0].open()) {
       const bool taken = errno == EADDRINUSE;
-      return refuse(taken ? "there is a rank " + std::to_string(rank) + " of this group on this host already"
+      return refuse(taken ? "another process on this host is rank " + std::to_string(rank) + " of this group"
                           : std::string("no socket to meet the other ranks: ") + std::strerror(errno),
                     reason);
     }

@@ -18,11 +18,11 @@
 namespace blink {
 namespace {
 
-constexpr std::uint32_t kFrameMagic = 0x324b4c42;  // "BLK2"; stays: versions are told apart by kProtocol
+constexpr std::uint32_t kFrameMagic = 0x324b4c42;  // "BLK2" in all versions, which differ in kProtocol
 constexpr int kBacklog = BLINK_BOOTSTRAP_RANKS + 64;
-constexpr std::size_t kAtOnce = 64 << 10;  // a body grows as it comes, whatever length its head announces
+constexpr std::size_t kAtOnce = 64 << 10;  // the body's buffer grows with the received bytes, at any announced length
 
-// An abstract name: a zero byte first, no terminator, and its length says where it ends.
+// An abstract name: a leading zero byte, no terminator, and a length.
 socklen_t address_of(const std::string& name, sockaddr_un* address) {
   *address = {};
   address->sun_family = AF_UNIX;
@@ -40,7 +40,7 @@ void prepare_tcp(int socket) {
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  // A host that is gone, or a cut network, answers nothing: then the connection ends, and its end is the failure.
+  // A dead host or a cut network answers nothing; these options then end the connection, which reports the failure.
   const unsigned silent_ms = 10'000;
   const int idle_s = 4, between_s = 2;
   setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
@@ -53,7 +53,7 @@ struct FreeAddresses {
 };
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
-// "HOST:PORT" taken apart; a host with colons may stand in brackets.
+// Splits "HOST:PORT"; a host with colons may stand in brackets.
 bool split_address(const std::string& address, std::string* host, std::string* port) {
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos) return false;
@@ -75,7 +75,7 @@ Addresses resolve(const std::string& host, const std::string& port) {
 
 Socket new_socket(int family) { return Socket(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
 
-// Closes what did not work, and keeps the reason.
+// Closes a socket on an error, and sets errno.
 Socket unless(int error, Socket socket) {
   if (error != 0) socket.close();
   errno = error;
@@ -234,7 +234,7 @@ Socket listen_at_port(const std::string& address, int* port) {
   if (!split_address(address, &host, &service)) return unless(EINVAL, Socket());
   const Addresses found = resolve(host, service);
   if (found == nullptr) return Socket();
-  // Not at the host's own address only: many hosts' files give their own name as 127.0.1.1.
+  // Not only at the host's own address, since many hosts' files map their name to 127.0.1.1.
   const bool local = host == "localhost" || host == "::1" || host.compare(0, 4, "127.") == 0;
   sockaddr_storage place{};
   std::memcpy(&place, found->ai_addr, found->ai_addrlen);
@@ -351,10 +351,10 @@ bool Channel::flush() {
     }
     const ssize_t written = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (written < 0 && errno == EINTR) continue;
-    // ETOOMANYREFS: this user has as many descriptors under way as it may have open; ranks take theirs out.
+    // ETOOMANYREFS: this user has too many descriptors in flight; the number falls as ranks receive theirs.
     crowded_ = written < 0 && errno == ETOOMANYREFS;
     if (written < 0) return crowded_ || errno == EAGAIN || errno == EWOULDBLOCK;
-    frame.descriptors.clear();  // they went with the first byte
+    frame.descriptors.clear();  // sent with the first byte
     frame.written += static_cast<std::size_t>(written);
     if (frame.written == sizeof frame.head + frame.body->size()) out_.pop_front();
   }
@@ -367,7 +367,7 @@ ssize_t Channel::read_some(void* to, std::size_t bytes) {
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   alignas(cmsghdr) char control[CMSG_SPACE(BLINK_BOOTSTRAP_DESCRIPTORS * sizeof(int))];
-  if (trusted_) {  // else the kernel throws them away
+  if (trusted_) {  // otherwise the kernel discards them
     message.msg_control = control;
     message.msg_controllen = sizeof control;
   }

@@ -1,5 +1,5 @@
-// Messages between ranks on a socket: frames, a head of fixed size that says the length, then the body. All sockets are
-// non-blocking and closed on exec, no write raises SIGPIPE, and nobody gets more memory than a limit.
+// Messages between ranks on a socket: frames of a fixed-size head, which holds the length, and a body. All sockets are
+// non-blocking and close-on-exec, no write raises SIGPIPE, and memory per peer is limited.
 #pragma once
 
 #include <poll.h>
@@ -19,12 +19,12 @@ namespace blink {
 struct Frame {
   enum Type : std::uint32_t {
     kHello = 1,  // client → coordinator, first: a Hello
-    kWords,      // client → coordinator: what the rank gives; descriptors come along
-    kVerdict,    // coordinator → client: what all give; not yet to be acted upon; descriptors come along
-    kAck,        // client → coordinator: I have it, and go on if you say so
-    kCommit,     // coordinator → client: everybody has it
-    kAbort,      // both ways, at any time: a Cause; nothing comes of it
-    kLeave,      // client → coordinator: the rank leaves in order
+    kWords,      // client → coordinator: the rank's contribution, with its descriptors
+    kVerdict,    // coordinator → client: all contributions, valid only after the commit, with all descriptors
+    kAck,        // client → coordinator: the verdict has arrived
+    kCommit,     // coordinator → client: it has arrived at all ranks and is valid
+    kAbort,      // both ways, at any time: a Cause; the bootstrap has failed
+    kLeave,      // client → coordinator: the rank leaves in an orderly way
   };
   Type type = kHello;
   std::uint32_t round = 0;
@@ -33,8 +33,8 @@ struct Frame {
 
 constexpr std::uint32_t kProtocol = 2;
 
-// Who comes, and the secret that only ranks of this group know. Another protocol's may have more behind these, so that
-// its ranks are told what is wrong.
+// A peer's introduction, with the secret that only ranks of this group know. Other protocol versions may append fields,
+// so that their ranks still receive the error.
 constexpr std::size_t kMostHelloBytes = 1024;
 struct Hello {
   std::uint32_t protocol = kProtocol, rank = 0, size = 0, pid = 0;
@@ -47,7 +47,7 @@ struct Hello {
 };
 Hello own_hello(const std::string& token, int rank, int size);
 
-// Why a group cannot be.
+// The reason why a bootstrap fails.
 struct Cause {
   int status = BLINK_BOOTSTRAP_OK;
   int rank = -1, pid = 0;
@@ -62,7 +62,7 @@ struct Cause {
 // "rank 3" or "ranks 3, 5".
 std::string ranks_named(const std::vector<std::int32_t>& ranks);
 
-// Open files that are closed unless somebody takes them.
+// Open files, closed unless they are taken.
 class Descriptors {
  public:
   Descriptors() = default;
@@ -72,7 +72,7 @@ class Descriptors {
     return *this;
   }
   ~Descriptors() { clear(); }
-  // Duplicates; false, and errno, if there can be no more open files.
+  // Adds duplicates; false and errno if the limit on open files is reached.
   bool add_copies(const int* descriptors, std::size_t count);
   void add(int descriptor) { files_.push_back(descriptor); }
   void clear();
@@ -84,18 +84,18 @@ class Descriptors {
   std::vector<int> files_;
 };
 
-// What one rank gives in a round.
+// One rank's contribution to a round.
 struct Words {
   std::string bytes;
   std::size_t descriptors = 0;
 };
 
-// All ranks' words as the body of a verdict, and back; false if it is none for so many ranks.
+// All ranks' words as the body of a verdict, and back; false if the body is not a verdict of `size` ranks.
 std::string packed(const std::vector<Words>& words);
 bool unpack(const std::string& body, int size, std::vector<Words>* words);
 
-// A descriptor with an owner. A socket is shut down as well when it is closed, since a child that the program has
-// forked in between may hold a copy; but not by such a child, whose parent still needs it.
+// A descriptor with an owner. close() also shuts a socket down, since a child forked meanwhile may hold a copy. Such a
+// child does not shut it down, since its parent still needs it.
 class Socket {
  public:
   Socket() = default;
@@ -105,7 +105,7 @@ class Socket {
   ~Socket() { close(); }
   void close();
   bool open() const { return descriptor_ >= 0; }
-  bool ours() const;  // and not those of the process that forked this one
+  bool ours() const;  // false in a process forked from the owner
   int get() const { return descriptor_; }
 
  private:
@@ -113,25 +113,25 @@ class Socket {
   pid_t owner_ = 0;
 };
 
-// These are closed, and errno says why, if there can be no such socket.
+// Each returns a closed socket and errno on an error.
 Socket listen_at_name(const std::string& name);                  // EADDRINUSE: the name is taken
-Socket listen_at_port(const std::string& address, int* port);    // "HOST:PORT"; to any host where HOST is not local
-// ECONNREFUSED: nobody listens; EAGAIN: too many are waiting there; EACCES: another user listens.
+Socket listen_at_port(const std::string& address, int* port);    // "HOST:PORT"; for other hosts unless HOST is local
+// ECONNREFUSED: no listener; EAGAIN: its backlog is full; EACCES: another user listens.
 Socket connect_to_name(const std::string& name);
-Socket connect_to_port(const std::string& address);  // is on its way: who is not reached turns out to be gone
-// Who waits to be accepted and is of this user (over TCP: anybody); closed where nobody is. Others are dropped, and
-// counted in `others` with the last one's user.
+Socket connect_to_port(const std::string& address);  // returns while connecting; an unreachable peer appears as closed
+// Accepts a waiting connection of this user (over TCP: of anyone); closed if none waits. Other users' connections are
+// dropped and counted in `others`, with the last one's user.
 struct Others {
   int count = 0;
   unsigned user = 0;
 };
 Socket accept_from(const Socket& listener, Others* others);
-// Whether it may lead to another host, and takes no descriptors.
+// True for a socket that may lead to another host and carries no descriptors.
 bool is_tcp(int socket);
-// The process at the other end, as it is numbered here; 0: unknown (TCP, or another PID namespace).
+// The process id of the other end in this PID namespace; 0: unknown (TCP, or another namespace).
 int peer_pid(int socket);
 
-// poll(), interrupted or not: false only if nothing has happened.
+// poll(); false if no event has occurred and no signal interrupted it.
 bool wait_for(std::vector<pollfd>* set, int timeout_ms);
 // Waits without a descriptor.
 void pause_ms(int timeout_ms);
@@ -139,7 +139,7 @@ void pause_ms(int timeout_ms);
 // Frames in both directions on one connected socket.
 class Channel {
  public:
-  // Takes no descriptors, and cuts off who announces a body of more than `most_bytes`, until trust().
+  // Until trust() it accepts no descriptors, and disconnects a peer that announces a body of more than `most_bytes`.
   Channel(Socket socket, std::size_t most_bytes) : socket_(std::move(socket)), most_bytes_(most_bytes) {}
 
   void trust(std::size_t most_bytes) {
@@ -150,8 +150,8 @@ class Channel {
   int get() const { return socket_.get(); }
   bool ours() const { return socket_.ours(); }
 
-  // Queues a frame and writes as much as goes. False if the other end is gone. The descriptors are borrowed until the
-  // frame has been written.
+  // Queues a frame and writes as much as possible. False if the other end has closed. The descriptors are borrowed
+  // until the frame is written.
   bool send(Frame::Type type, std::uint32_t round, std::shared_ptr<const std::string> body,
             const std::vector<int>& descriptors = {});
   bool send(Frame::Type type, std::uint32_t round, const std::string& body, const std::vector<int>& descriptors = {}) {
@@ -159,15 +159,15 @@ class Channel {
   }
   bool flush();
   bool flushed() const { return out_.empty(); }
-  // What to poll for.
+  // The events to poll for.
   short events() const { return flushed() || crowded_ ? POLLIN : POLLIN | POLLOUT; }
-  // Too many descriptors are under way: nothing tells when there are fewer, so that one looks again soon.
+  // True if too many descriptors are in flight. No event reports a lower number, so the caller retries soon.
   bool crowded() const { return crowded_; }
 
   enum class Got { kNothing, kFrame, kGone };
-  // The next frame, as far as it has come. kGone: the other end is closed, or what it sends is no frame.
+  // The next frame, if it has arrived in full. kGone: the other end has closed, or its data is not a frame.
   Got take(Frame* frame);
-  // The descriptors that have come since the last time.
+  // The descriptors received since the last call.
   Descriptors take_descriptors() { return std::move(descriptors_); }
 
  private:
@@ -180,7 +180,7 @@ class Channel {
     std::size_t written;
     std::vector<int> descriptors;
   };
-  // Reads up to `bytes` bytes; 0: nothing there; below 0: gone.
+  // Reads up to `bytes` bytes; 0: none available; below 0: closed.
   ssize_t read_some(void* to, std::size_t bytes);
 
   Socket socket_;
@@ -188,7 +188,7 @@ class Channel {
   bool trusted_ = false, crowded_ = false;
   std::deque<Outgoing> out_;
   Head head_{};
-  std::size_t read_ = 0;  // bytes of head and body so far
+  std::size_t read_ = 0;  // bytes of head and body received
   std::string body_;
   Descriptors descriptors_;
 };

@@ -12,9 +12,9 @@ namespace blink {
 namespace {
 
 constexpr int kRetryMs = 10;
-constexpr int kMostCallers = 256;  // at our own listener; all but rank 0 are strangers there
-// The coordinator decides by its deadline, which began at another moment than ours; its word is worth this wait, as
-// without it others may go on and we not.
+constexpr int kMostCallers = 256;  // at this rank's listener, where all callers but rank 0 are strangers
+// The coordinator decides by its own timeout, which began at another moment. Without this wait other ranks could
+// succeed while this one gives up.
 constexpr double kSlackS = 0.5;
 constexpr std::size_t kMostVerdictBytes = std::size_t{BLINK_BOOTSTRAP_RANKS} * (BLINK_BOOTSTRAP_BYTES + 8);
 
@@ -28,7 +28,7 @@ Client::Client(const std::string& token, int rank, int size, Socket connection, 
 void Client::join(Socket connection) {
   coordinator_ = std::make_unique<Channel>(std::move(connection), kMostVerdictBytes);
   coordinator_->trust(kMostVerdictBytes);
-  coordinator_->send(Frame::kHello, 0, hello_.packed());  // if rank 0 is gone, reading says so
+  coordinator_->send(Frame::kHello, 0, hello_.packed());  // if rank 0 has ended, the next read reports it
 }
 
 void Client::begin() {
@@ -59,7 +59,7 @@ void Client::go_on(int timeout_ms) {
     }
     if (cause_.any()) return;
     if (deadline_.passed()) {
-      Cause late = own("rank " + std::to_string(rank()) + " waited for rank 0 past the deadline of the bootstrap");
+      Cause late = own("rank " + std::to_string(rank()) + " waited for rank 0 past the timeout of the bootstrap");
       late.status = BLINK_BOOTSTRAP_TIMEOUT;
       late.missing = {0};
       return fail_here(late);
@@ -75,7 +75,8 @@ void Client::go_on(int timeout_ms) {
   }
 }
 
-// Announced: whether the coordinator is there now; where it is not and will not be, that is the cause.
+// For an announced group: connects to the coordinator. False if it is not there yet, or, with a cause, if it will not
+// be.
 bool Client::find_coordinator() {
   Socket connection = connect_to_name(announced_name(std::string(hello_.token, sizeof hello_.token), 0));
   if (connection.open()) {
@@ -101,38 +102,38 @@ void Client::hear(const Frame& frame) {
   }
   if (frame.type == Frame::kLeave) return lose();
   const bool in_turn = frame.round == round_ && frame.type == (acked_ ? Frame::kCommit : Frame::kVerdict);
-  if (!in_turn) return fail_here(own("rank 0 speaks out of turn in the bootstrap"));
+  if (!in_turn) return fail_here(own("rank 0 sent a message out of order"));
   if (!acked_) take_verdict(frame);
 }
 
 void Client::take_verdict(const Frame& frame) {
   all_files_ = coordinator_->take_descriptors();
   if (!unpack(frame.body, size_, &all_)) {
-    return fail_here(own("rank 0 sent something other than the words of " + std::to_string(size_) + " ranks"));
+    return fail_here(own("rank 0 sent a malformed message instead of the data of " + std::to_string(size_) + " ranks"));
   }
   std::size_t expected = 0;
   for (const Words& each : all_) expected += each.descriptors;
   if (all_files_.size() != expected) {
-    return fail_here(own("it could not take its descriptors: expected " + std::to_string(expected) + ", got " +
+    return fail_here(own("it could not receive its descriptors: expected " + std::to_string(expected) + ", got " +
                          std::to_string(all_files_.size()) + "; is the limit on open files (ulimit -n) too low?"));
   }
   acked_ = true;
   coordinator_->send(Frame::kAck, round_, "");
 }
 
-// The coordinator has hung up.
+// The coordinator has closed the connection.
 void Client::lose() {
   if (read_farewell()) return;
   Cause cause;
   cause.status = BLINK_BOOTSTRAP_LOST;
   cause.rank = 0;
   cause.pid = peer_pid(coordinator_->get());
-  cause.text = "its process ended or hung up in the middle of the bootstrap";
-  heard_ = true;  // there is nobody to tell
+  cause.text = "its process ended or hung up during the bootstrap";
+  heard_ = true;  // there is no coordinator to notify
   fail_here(cause);
 }
 
-// Whether the coordinator has left word at our listener.
+// Reads an error message that the coordinator left at this rank's listener; true if there is one.
 bool Client::read_farewell() {
   Others others;
   for (int i = 0; i < kMostCallers; ++i) {
@@ -150,7 +151,7 @@ bool Client::read_farewell() {
       fail_here(cause);
       return true;
     }
-    // A caller without a word was rank 0 looking whether we are here, or nobody.
+    // A caller without a message was a probe of rank 0, or a stranger.
   }
   return false;
 }

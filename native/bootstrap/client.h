@@ -1,4 +1,4 @@
-// The end of every rank but 0: it goes to the coordinator, gives its words and waits for the verdict.
+// The end of every rank but 0: it connects to the coordinator, sends its words and waits for the verdict.
 #pragma once
 
 #include <memory>
@@ -10,10 +10,10 @@ namespace blink {
 
 class Client final : public Participant {
  public:
-  // `connection` to the coordinator, perhaps still on its way.
+  // `connection` to the coordinator, possibly still connecting.
   Client(const std::string& token, int rank, int size, Socket connection, bool tcp);
-  // Announced. The listener is where others see that this rank is here, and where the coordinator leaves word if it has
-  // ended the bootstrap before this rank came.
+  // For an announced group. The listener shows other ranks that this one is present, and receives the coordinator's
+  // error if the bootstrap has failed before.
   Client(const std::string& token, int rank, int size, Socket listener)
       : Participant(token, rank, size), listener_(std::move(listener)) {}
   void leave() override;
@@ -34,7 +34,7 @@ class Client final : public Participant {
   Socket listener_;
   std::unique_ptr<Channel> coordinator_;
   bool tcp_ = false;
-  bool heard_ = false;  // the cause is the coordinator's word
+  bool heard_ = false;  // the coordinator knows the cause
   bool acked_ = false;  // in this round
   std::vector<Words> all_;
   Descriptors all_files_;

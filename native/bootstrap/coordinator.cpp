@@ -12,19 +12,19 @@ namespace {
 
 constexpr std::size_t kMostStrangers = 256 + BLINK_BOOTSTRAP_RANKS, kMostAtOnce = 64;
 constexpr std::size_t kMostWordsBytes = BLINK_BOOTSTRAP_BYTES + 64;
-constexpr int kLookMs = 20;           // between two looks for ranks that nothing tells of
-constexpr int kCrowdedMs = 2;         // until one tries again to send descriptors
-constexpr double kFarewellS = 0.25;   // for telling everybody that nothing comes of it
-constexpr double kAgainS = 1;         // a rank that ended before all had come may be started again
+constexpr int kLookMs = 20;           // between two probes for ranks, whose arrival raises no event
+constexpr int kCrowdedMs = 2;         // before another attempt to send descriptors
+constexpr double kFarewellS = 0.25;   // for notifying all ranks of a failure
+constexpr double kAgainS = 1;         // for restarting a rank that ended before all had arrived
 
-// The coordinator decides a little before its deadline, so that its word reaches the ranks before theirs.
+// The coordinator's timeout is slightly shorter, so that its decision reaches the ranks before theirs.
 Deadline decision(const Deadline& deadline) {
   const double left = deadline.left();
   return deadline.moved_to(left - std::min(0.25, left / 10));
 }
 
 bool is_secret(const Hello& hello, const Hello& ours) {
-  unsigned different = 0;  // whatever differs, it takes as long
+  unsigned different = 0;  // constant time, wherever the tokens differ
   for (std::size_t i = 0; i < sizeof hello.token; ++i) {
     different |= static_cast<unsigned char>(hello.token[i] ^ ours.token[i]);
   }
@@ -59,7 +59,7 @@ void Coordinator::go_on(int timeout_ms) {
     if (cause_.any()) return;
     if (all_have()) {
       if (phase_ == Phase::kAck) {
-        turn(0);  // whoever has given up since its ack is heard now: after the first commit it is too late
+        turn(0);  // an abort sent since the ack must be read first: after the first commit it is too late
         if (!cause_.any()) commit();
         return;
       }
@@ -81,7 +81,7 @@ bool Coordinator::all_have() const {
 }
 
 void Coordinator::give_verdict() {
-  // All are here: nobody needs to find us any more.
+  // All ranks are present, so the listeners are no longer needed.
   listeners_.clear();
   strangers_.clear();
   phase_ = Phase::kAck;
@@ -105,7 +105,7 @@ void Coordinator::commit() {
   std::vector<Words> words;
   std::vector<int> files;
   for (int rank = 1; rank < size_; ++rank) {
-    // Once the first has it, the round counts. A rank that has died since its ack is found in the next round.
+    // Once the first rank has the commit, the round counts. A rank that has died since its ack is detected in the next.
     if (!seat(rank).channel->send(Frame::kCommit, round_, "") && rank == 1) return hung_up(rank);
   }
   for (Seat& each : seats_) {
@@ -116,7 +116,7 @@ void Coordinator::commit() {
   done(std::move(words), std::move(files));
 }
 
-// Waits for one thing to happen, and hears everybody who has something to say.
+// Waits for an event, and reads all messages.
 void Coordinator::turn(int timeout_ms) {
   std::vector<pollfd> set;
   std::vector<int> seated, probed;
@@ -147,20 +147,21 @@ void Coordinator::turn(int timeout_ms) {
   }
   for (std::size_t i = 0; i < probed.size(); ++i) {
     if (set[first_probe + i].revents == 0) continue;
-    // The rank has closed its name, unanswered: it will not come. But its hello may be on its way: asked again below.
+    // The rank has closed its listener without answering, so it will not come. But its hello may be on its way, so it
+    // is probed again below.
     seat(probed[i]).probe.close();
     seat(probed[i]).closed = true;
   }
   welcome();
 }
 
-// Accepts who waits outside, and gives the seats to those who say who they are.
+// Accepts waiting connections, and seats those that introduce themselves.
 void Coordinator::welcome() {
   for (const Socket& listener : listeners_) {
     for (std::size_t i = 0; i < kMostAtOnce; ++i) {
       Socket connection = accept_from(listener, &others_);
       if (!connection.open()) {
-        // Without descriptors strangers must make room; they are who had the time to say something and did not.
+        // Without descriptors, strangers are dropped, since they had time to introduce themselves.
         if (errno == EMFILE || errno == ENFILE) {
           strangers_.clear();
           pause_ms(kLookMs);
@@ -176,13 +177,13 @@ void Coordinator::welcome() {
     const Channel::Got got = stranger->take(&frame);
     if (got == Channel::Got::kNothing) continue;
     const bool ours = got == Channel::Got::kFrame && seat_stranger(&stranger, frame);
-    if (cause_.any()) break;  // whoever broke it is told, too
+    if (cause_.any()) break;  // the rank at fault gets the error, too
     if (!ours) stranger.reset();
   }
   strangers_.erase(std::remove(strangers_.begin(), strangers_.end(), nullptr), strangers_.end());
 }
 
-// False if it is none of our ranks.
+// False for a connection that is not one of this group's ranks.
 bool Coordinator::seat_stranger(std::unique_ptr<Channel>* stranger, const Frame& frame) {
   Hello hello;
   if (frame.type != Frame::kHello || !Hello::unpack(frame.body, &hello) || !is_secret(hello, hello_)) return false;
@@ -197,8 +198,8 @@ bool Coordinator::seat_stranger(std::unique_ptr<Channel>* stranger, const Frame&
     fail_here(blame(BLINK_BOOTSTRAP_MISMATCH, static_cast<int>(hello.rank),
                     std::string("ranks disagree on ") + (same_protocol ? "world_size" : "the bootstrap's protocol") +
                         ": rank 0 (" + hello_.who() + ") has " + said(hello_) + ", " + who + " has " + said(hello) +
-                        (same_protocol ? "; start all ranks of the job with the same, and jobs side by side in stores of "
-                                         "their own"
+                        (same_protocol ? "; start all ranks of a job with the same world_size, and give "
+                                         "concurrent jobs separate stores"
                                        : "; install the same version on all hosts")));
     return false;
   }
@@ -222,8 +223,8 @@ bool Coordinator::seat_stranger(std::unique_ptr<Channel>* stranger, const Frame&
 void Coordinator::fail_claimed(const Hello& first, const Hello& second) {
   fail_here(blame(BLINK_BOOTSTRAP_MISMATCH, static_cast<int>(second.rank),
                   "rank " + std::to_string(second.rank) + " is claimed by " + first.who() + " and by " + second.who() +
-                      "; expected one process per rank: look at BLINK_RANK or what the launcher sets, and give jobs "
-                      "side by side stores of their own"));
+                      "; expected one process per rank: check BLINK_RANK or the launcher's variables, and start "
+                      "concurrent jobs with separate stores"));
 }
 
 void Coordinator::listen_to(int rank) {
@@ -248,17 +249,17 @@ void Coordinator::hear(int rank, const Frame& frame) {
     Cause cause;
     if (!Cause::unpack(frame.body, &cause)) return hung_up(rank);
     if (cause.status == BLINK_BOOTSTRAP_TIMEOUT) {
-      // Its deadline has passed, and it does not know who else is missing.
+      // That rank's timeout has passed, and it does not know which others are missing.
       cause.missing = absent();
       cause.missing.erase(std::remove(cause.missing.begin(), cause.missing.end(), rank), cause.missing.end());
-      if (!cause.missing.empty()) cause.text += "; not come: " + ranks_named(cause.missing);
+      if (!cause.missing.empty()) cause.text += "; also missing: " + ranks_named(cause.missing);
     }
     return fail_here(cause);
   }
   if (frame.type == Frame::kLeave) return fail_here(blame(BLINK_BOOTSTRAP_LOST, rank, "it left the bootstrap"));
   const bool in_turn = frame.round == round_ && (phase_ == Phase::kGather ? frame.type == Frame::kWords && !each.spoken
                                                                           : frame.type == Frame::kAck && !each.acked);
-  if (!in_turn) return fail_here(blame(BLINK_BOOTSTRAP_FAILED, rank, "it speaks out of turn in the bootstrap"));
+  if (!in_turn) return fail_here(blame(BLINK_BOOTSTRAP_FAILED, rank, "it sent a message out of order"));
   if (phase_ == Phase::kAck) {
     each.acked = true;
   } else {
@@ -266,7 +267,7 @@ void Coordinator::hear(int rank, const Frame& frame) {
   }
 }
 
-// The body's first bytes say how many descriptors come along.
+// The body's head holds the number of descriptors that accompany it.
 void Coordinator::take_words(int rank, const Frame& frame) {
   Seat& each = seat(rank);
   std::vector<Words> one;
@@ -276,7 +277,7 @@ void Coordinator::take_words(int rank, const Frame& frame) {
   each.spoken = true;
   if (each.files.size() == each.words.descriptors) return;
   fail_here(blame(BLINK_BOOTSTRAP_FAILED, rank,
-                  "expected " + std::to_string(each.words.descriptors) + " descriptors of it, got " +
+                  "expected " + std::to_string(each.words.descriptors) + " descriptors from it, got " +
                       std::to_string(each.files.size()) + "; is the limit on open files (ulimit -n) too low on rank 0?"));
 }
 
@@ -289,34 +290,34 @@ void Coordinator::hung_up(int rank) {
     each.again = Deadline(kAgainS);
     return;
   }
-  fail_here(blame(BLINK_BOOTSTRAP_LOST, rank, "its process ended or hung up in the middle of the bootstrap"));
+  fail_here(blame(BLINK_BOOTSTRAP_LOST, rank, "its process ended or hung up during the bootstrap"));
 }
 
-// Who is not here, and will not come?
+// Fails for ranks that are absent and will not come.
 void Coordinator::look_for_absent() {
   for (int rank = 1; rank < size_; ++rank) {
     const Seat& each = seat(rank);
     if (each.came && each.channel == nullptr && each.again.passed()) {
-      return fail_here(blame(BLINK_BOOTSTRAP_LOST, rank, "its process ended before all ranks had come"));
+      return fail_here(blame(BLINK_BOOTSTRAP_LOST, rank, "its process ended before all ranks had arrived"));
     }
   }
   if (announced_) probe_absent();
 }
 
-// Who has not come yet, but listens? Who does not, and had the time, is missing.
+// Probes the listeners of absent ranks. A rank without one is missing once the grace period has passed.
 void Coordinator::probe_absent() {
   std::vector<std::int32_t> missing;
   for (int rank = 1; rank < size_; ++rank) {
     Seat& each = seat(rank);
     if (each.channel != nullptr || each.probe.open()) continue;
     each.probe = connect_to_name(announced_name(std::string(hello_.token, sizeof hello_.token), rank));
-    // EAGAIN: somebody listens, but too many knock. Resources may come back; only that nobody is there, or nobody we
-    // may talk to, is an answer.
+    // EAGAIN: there is a listener with a full backlog. Other errors may pass; only a missing listener, or another
+    // user's, is an answer.
     const bool nobody = !each.probe.open() && (errno == ECONNREFUSED || errno == EACCES || errno == EPERM);
     if (nobody && (grace_.passed() || each.closed)) missing.push_back(rank);
   }
   if (missing.empty()) return;
-  // A rank that has left may have said why before.
+  // A rank that has left may have sent its reason before.
   welcome();
   const auto seated = [this](int rank) { return seat(rank).channel != nullptr; };
   missing.erase(std::remove_if(missing.begin(), missing.end(), seated), missing.end());
@@ -331,20 +332,20 @@ void Coordinator::probe_absent() {
 
 void Coordinator::time_out() {
   const std::vector<std::int32_t> late = absent();
-  const std::string who = late.empty() ? "nobody" : ranks_named(late);
+  const std::string who = late.empty() ? "no rank" : ranks_named(late);
   Cause cause = blame(BLINK_BOOTSTRAP_TIMEOUT, -1,
                       who + (late.size() == 1 ? " has" : " have") +
-                          (phase_ == Phase::kGather ? " not come to the bootstrap by the deadline of rank 0"
-                                                    : " not confirmed by the deadline of the bootstrap"));
+                          (phase_ == Phase::kGather ? " not joined the bootstrap before the timeout of rank 0"
+                                                    : " not confirmed before the timeout of the bootstrap"));
   if (others_.count > 0) {
-    cause.text += "; turned away: " + std::to_string(others_.count) + " times a process of user " +
+    cause.text += "; refused " + std::to_string(others_.count) + " connections of user " +
                   std::to_string(others_.user) + ", expected user " + std::to_string(geteuid());
   }
   cause.missing = late;
   fail_here(cause);
 }
 
-// Whose words, or whose ack, are not here.
+// The ranks whose words, or acks, are missing.
 std::vector<std::int32_t> Coordinator::absent() const {
   std::vector<std::int32_t> ranks;
   for (int rank = 1; rank < size_; ++rank) {
@@ -362,7 +363,7 @@ Cause Coordinator::blame(int status, int rank, const std::string& text) const {
   return cause;
 }
 
-// Between rounds: who has died is a better cause than what others say about it.
+// Between rounds: a rank that has died is a better cause than other ranks' reports of it.
 void Coordinator::look() {
   std::vector<Cause> said;
   for (int rank = 1; rank < size_; ++rank) {
@@ -376,7 +377,7 @@ void Coordinator::look() {
       if (frame.type == Frame::kAbort && Cause::unpack(frame.body, &cause)) said.push_back(cause);
     }
     if (got == Channel::Got::kGone && silent) {
-      fail_here(blame(BLINK_BOOTSTRAP_LOST, rank, "its process ended or hung up while the group was made"));
+      fail_here(blame(BLINK_BOOTSTRAP_LOST, rank, "its process ended or hung up while the group was created"));
     }
   }
   const auto failed = [](const Cause& cause) { return cause.status == BLINK_BOOTSTRAP_FAILED; };
@@ -387,7 +388,8 @@ void Coordinator::look() {
 void Coordinator::tell() {
   const auto body = std::make_shared<const std::string>(cause_.packed());
   std::vector<std::unique_ptr<Channel>> told;
-  // First at the listeners of those who have not come, where they look when they find nobody here; only then nobody is.
+  // First at the listeners of absent ranks, which read them when they find no coordinator; its listeners close
+  // afterwards.
   for (int rank = 1; announced_ && rank < most_size_; ++rank) {
     if (rank < size_ && seat(rank).channel != nullptr) continue;
     Socket socket = connect_to_name(announced_name(std::string(hello_.token, sizeof hello_.token), rank));
@@ -406,7 +408,7 @@ void Coordinator::tell() {
   for (Seat& each : seats_) told.push_back(std::move(each.channel));
   for (auto& stranger : strangers_) told.push_back(std::move(stranger));
   strangers_.clear();
-  // Over TCP only those that know the token.
+  // Over TCP only connections that have sent the token.
   const auto unknown = [](const std::unique_ptr<Channel>& channel) {
     return channel == nullptr || (!channel->trusted() && is_tcp(channel->get()));
   };

@@ -1,5 +1,5 @@
-// Rank 0's end: it brings all ranks to the same answer, in rounds of two phases. It gathers the words, sends everybody
-// all of them, waits until every rank has said that it has them, and only then says that they count.
+// Rank 0's end: it brings all ranks to the same result, in rounds of two phases. It gathers the words, sends all of
+// them to every rank, waits for every rank's ack, and only then commits.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace blink {
 
 class Coordinator final : public Participant {
  public:
-  // `announced`: all ranks listen at names that follow from the token, so that one sees who is not there.
+  // `announced`: all ranks listen at names derived from the token, so that a missing rank is detected at once.
   Coordinator(const std::string& token, int size, std::vector<Socket> listeners, bool announced);
   void leave() override;
 
@@ -25,14 +25,14 @@ class Coordinator final : public Participant {
  private:
   enum class Phase { kGather, kAck };
   struct Seat {
-    std::unique_ptr<Channel> channel;  // since its hello, until it hangs up
+    std::unique_ptr<Channel> channel;  // from its hello until it closes
     Hello hello;
-    int pid = 0;           // as this process sees it
-    bool came = false;     // ever
+    int pid = 0;           // in this PID namespace
+    bool came = false;     // at any time
     bool tcp = false;
-    Deadline again{0};     // it has hung up before all had come, and may be started again until then
-    Socket probe;          // announced: to the rank's own listener, until its hello; it ends when the rank does
-    bool closed = false;   // announced: it has closed its name
+    Deadline again{0};     // it closed before all had arrived, and may be restarted until then
+    Socket probe;          // announced: a connection to the rank's own listener until its hello; it ends with the rank
+    bool closed = false;   // announced: it has closed its listener
     bool spoken = false, acked = false;  // in this round
     Words words;
     Descriptors files;
@@ -59,12 +59,12 @@ class Coordinator final : public Participant {
 
   const bool announced_;
   std::vector<Socket> listeners_;
-  std::vector<std::unique_ptr<Channel>> strangers_;  // connected, but who they are is not known yet
-  std::vector<Seat> seats_;                          // by rank; ours has no channel
-  Others others_;                                    // processes of other users that were sent away
+  std::vector<std::unique_ptr<Channel>> strangers_;  // connected, but not introduced yet
+  std::vector<Seat> seats_;                          // by rank; rank 0 has no channel
+  Others others_;                                    // refused processes of other users
   Phase phase_ = Phase::kGather;
   Deadline decide_{0};
-  int most_size_;  // the largest number of ranks that anybody named
+  int most_size_;  // the largest number of ranks that any hello had
 };
 
 }  // namespace blink

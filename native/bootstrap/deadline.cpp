@@ -10,7 +10,7 @@ double seconds_from(const char* variable, double otherwise) {
   const char* text = std::getenv(variable);
   if (text == nullptr) return otherwise;
   std::istringstream stream(text);
-  stream.imbue(std::locale::classic());  // "1.5" means the same whatever locale the program has chosen
+  stream.imbue(std::locale::classic());  // parse "1.5" the same in every locale of the program
   double seconds = 0;
   if (!(stream >> seconds) || !(stream >> std::ws).eof() || !(seconds > 0)) return otherwise;
   return seconds;

@@ -1,4 +1,4 @@
-// What the coordinator and its clients have in common: one rank's end of a bootstrap, behind the C interface.
+// The common part of the coordinator and its clients: one rank's end of a bootstrap, behind the C interface.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ class Participant {
   Participant(const std::string& token, int rank, int size) : hello_(own_hello(token, rank, size)), size_(size) {}
   virtual ~Participant() = default;
 
-  // These as in blink/bootstrap.h.
+  // These functions are as in blink/bootstrap.h.
   int all_gather(const void* bytes, std::size_t size, const int* descriptors, int count, double grace_s,
                  double deadline_s);
   int step(int timeout_ms);
@@ -23,26 +23,26 @@ class Participant {
 
   const Cause& cause() const { return cause_; }
   const std::vector<Words>& words() const { return words_; }
-  // The descriptors of this rank; at most once.
+  // The descriptors of rank `rank`; available once.
   std::vector<int> take_descriptors(int rank);
 
  protected:
-  // A round begins with mine_ and files_.
+  // Begins a round with mine_ and files_.
   virtual void begin() = 0;
-  // Goes on until done() or fail_here(), for at most `timeout_ms`.
+  // Continues until done() or fail_here(), for at most `timeout_ms`.
   virtual void go_on(int timeout_ms) = 0;
-  // Tells the others of cause_, or asks them for a better one.
+  // Sends cause_ to the others, or gets a better one from them.
   virtual void tell() = 0;
-  // The cause that is known by now without waiting, before one of this rank's own counts.
+  // Reads a cause that has arrived already, before one of this rank's own counts.
   virtual void look() {}
 
-  // The round has come to an end; these are everybody's descriptors, rank by rank.
+  // Ends a round; `files` are all ranks' descriptors in the order of ranks.
   void done(std::vector<Words> words, std::vector<int> files);
-  // The first cause counts.
+  // Keeps the first cause only.
   void fail_here(const Cause& cause) {
     if (!cause_.any()) cause_ = cause;
   }
-  // What only this rank is to blame for.
+  // A cause on this rank's side.
   Cause own(const std::string& text) const;
   int rank() const { return static_cast<int>(hello_.rank); }
 
