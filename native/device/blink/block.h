@@ -1,5 +1,5 @@
-// A block of threads at work: it goes through the rows of its channel tick by tick. Its state lies in the block's shared
-// memory; what differs between threads, in registers.
+// A block of threads, which runs the rows of its channel tick by tick. Its state is in the block's shared memory;
+// values that differ between threads are in registers.
 #pragma once
 
 #include "blink/context.h"
@@ -8,17 +8,17 @@
 namespace blink {
 namespace device {
 
-// So many rows are kept in shared memory, which no acquire empties; the others are read again in every tick.
+// Rows kept in shared memory, which an acquire leaves intact; the others are read again in every tick.
 constexpr uint32_t kNearRows = 32;
 
-// What the threads of a block share.
+// The shared memory of a block.
 struct BlockMemory {
   State state;
   Slice slices[kMostSlices];
-  Row rows[kNearRows];  // the first ones of the channel
+  Row rows[kNearRows];  // the channel's first rows
 };
 
-// The ends of an execution, 8 bits each. If there are too many of them, `listed` has the receives', then the sends'.
+// The ends of an execution, 8 bits each. For more ends than that, `listed` has the receives', then the sends'.
 struct PackedEnds {
   Word from = 0, to = 0;
   const uint8_t* listed = nullptr;
@@ -39,7 +39,7 @@ BLINK_OUTLINE bool carry_out(State& state, const Slice& slice, const Word k, con
   return execute<Wire>(state, ready, slice, k, order);
 }
 
-// One block's way through its channel, tick by tick.
+// Runs one block's part of its channel, tick by tick.
 template <class Wire>
 BLINK_INLINE void run_channel(BlockMemory& memory, const Call& call, const ProgramRows& program, uint32_t channel,
                               uint32_t part) {
@@ -47,7 +47,7 @@ BLINK_INLINE void run_channel(BlockMemory& memory, const Call& call, const Progr
   begin(state, call, Wire::kNumber, channel, part);
   const Channel& of = program.channel[call.rank * program.channels + channel];
   if (thread_index() == 0) state.contributors = of.contributors;
-  // Divisions take long: each slice is cut by a warp of its own, side by side. open() makes all wait for them.
+  // Divisions are slow, so different warps cut the slices concurrently. open() waits for all of them.
   for (uint32_t n = 0; n < of.pieces; ++n) {
     if (thread_index() != n * kWarp % threads()) continue;
     const Piece& piece = program.pieces[of.first_piece + n];
@@ -79,7 +79,7 @@ BLINK_INLINE void run_channel(BlockMemory& memory, const Call& call, const Progr
   close(state);
 }
 
-// One block of a rank, of one of several programs.
+// Runs one block of a rank, in the program that the call selects.
 template <class Wire, Text... kTexts>
 BLINK_INLINE void run(BlockMemory& memory, const Call& call, uint32_t block) {
   run_channel<Wire>(memory, call, program_rows<kTexts...>(call.program), block / call.parts, block % call.parts);

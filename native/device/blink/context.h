@@ -1,27 +1,27 @@
-// The interface of generated text: a kernel context runs the loop of one rank and channel, for one part.
+// The interface of generated text: a kernel context, for one rank, channel and part.
 //
-//   context.program(…)      how many ranks there are, and how many channels each has
-//   context.largest(…)      the largest share, where they differ: all are cut into as many chunks, so that trees which
-//                           take turns on a link get it by their weights
-//   context.slice(…)        the part's own piece of a share, there after open(); last where its first piece lies, in
-//                           kTurns-ths of all parts
-//   context.open(…)         the channel's connections; each becomes an End, counted from 0
-//   context.recv_reduce_…   the execution of one role each (blinkccl/schedule/program.py says what one does)
+//   context.program(…)      the number of ranks, and of channels per rank.
+//   context.largest(…)      the largest share, if shares differ. All are cut into the same number of chunks, so that
+//                           trees that alternate on a link get shares of it by their weights.
+//   context.slice(…)        the part's piece of a share, valid after open(). The last argument is the place of its
+//                           first piece, in kTurns-ths of all parts.
+//   context.open(…)         the channel's connections; each becomes an End, numbered from 0.
+//   context.recv_reduce_…   one execution of a role each (blinkccl/schedule/program.py defines them).
 //   context.close()
 //
-// The text is run once, with a context that notes what it says as rows (rows.h), and kernels go by the rows. nvcc and NVRTC
-// compile all of it. Any C++17 compiler compiles the text alone, in a moment: what goes by the rows is in
-// libblink_device.so then, and a block is one thread.
+// The text runs once, in a context that records its calls as rows (rows.h); kernels interpret the rows. nvcc and NVRTC
+// compile all of it. Without a GPU any C++17 compiler compiles the text alone, quickly: libblink_device.so has the code
+// that interprets rows, and a block is one thread.
 #pragma once
 
 #include "blink/call.h"
 #include "blink/target.h"
 
-#define BLINK_DEVICE constexpr BLINK_INLINE  // as generated text says it
+#define BLINK_DEVICE constexpr BLINK_INLINE  // the spelling in generated text
 
 namespace blink {
 
-// How a message travels (wires.h). Simple: plain data and a counter. LL: a flag beside every 4 bytes. LL128: a flag
+// The protocol of a message (wires.h). Simple: plain data and a counter. LL: a flag beside every 4 bytes. LL128: a flag
 // beside every 120 bytes.
 struct Simple {
   static constexpr uint32_t kNumber = 0;
@@ -33,20 +33,20 @@ struct LL128 {
   static constexpr uint32_t kNumber = 2;
 };
 
-// A connection of the channel, in the order of open().
+// The index of a connection in the channel's open().
 typedef uint32_t End;
-// The own data do not join a reduction.
+// The rank's own data are not an operand of the reduction.
 constexpr uint32_t kNoOwnOperand = 0xff;
 
 enum Completion { partial = 0, complete = 1 };
 
-// What one part does of a share, in elements.
+// One part's piece of a share, in elements.
 struct Slice {
   Word source;  // its first element in the input
   Word target;  // and in the output
   Word length;
   Word chunks;
-  Word chunk;   // elements of a chunk; the last has what is left
+  Word chunk;   // elements of a chunk; the last may be shorter
 };
 
 template <uint32_t kCount>
@@ -69,17 +69,17 @@ BLINK_DEVICE Word latest(Word first, Word second, More... more) {
   return latest(first < second ? second : first, static_cast<Word>(more)...);
 }
 
-// What becomes of an execution: it is noted (rows.h).
+// The base that receives executions and records them (rows.h).
 template <class Wire>
 class ContextBase;
 
-// What a channel's loop calls.
+// The functions that a channel's loop calls.
 template <class Wire>
 class KernelContext : public ContextBase<Wire> {
  public:
   using ContextBase<Wire>::ContextBase;
 
-  // Executions, each for chunk k of a slice. Where there is no such chunk nothing happens; k may have wrapped below 0.
+  // Executions, each for chunk k of a slice. A k beyond the slice's chunks does nothing; k may have wrapped below 0.
   template <uint32_t kTo>
   BLINK_DEVICE void send(const Slice& slice, Word k, const Ends<kTo>& to) {
     this->execute(slice, k, ends(), 0, to, false, partial);
@@ -100,8 +100,8 @@ class KernelContext : public ContextBase<Wire> {
   BLINK_DEVICE void recv_copy_send(const Slice& slice, Word k, End from, const Ends<kTo>& to) {
     this->execute(slice, k, ends(from), kNoOwnOperand, to, true, partial);
   }
-  // The own data are operand number `own_operand_index` of the reduction, after as many messages; kNoOwnOperand: they
-  // do not join.
+  // The rank's own data are operand number `own_operand_index` of the reduction, after as many messages; kNoOwnOperand:
+  // they are not an operand.
   template <uint32_t kFrom, uint32_t kTo>
   BLINK_DEVICE void recv_reduce_send(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t own_operand_index,
                                      const Ends<kTo>& to, Completion completion) {

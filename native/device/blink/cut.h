@@ -1,5 +1,5 @@
-// Which elements are a part's own, and in which chunks: the boundaries of blinkccl/schedule/chunking.py, cut once more
-// into parts; and its even chunks.
+// A part's elements and chunks: the boundaries of blinkccl/schedule/chunking.py, cut once more into parts, and its even
+// chunks.
 #pragma once
 
 #include "blink/state.h"
@@ -7,25 +7,25 @@
 namespace blink {
 namespace device {
 
-// The element at which num/den of `count` elements end, on a whole group of 16 bytes; the whole block ends where it
-// ends. num · count may be too large for a word, its quotient and remainder by the denominator are not: den < 2^28.
+// The element at which num/den of `count` elements end, rounded down to a group of 16 bytes; the whole block ends at
+// its end. num · count may overflow a word; its quotient and remainder by the denominator do not, since den < 2^28.
 BLINK_INLINE Word boundary(Word num, Word den, Word count, Word group) {
   if (num >= den) return count;
   const Word unit = den * group;
   return group * (num * (count / unit) + num * (count % unit) / unit);
 }
 
-// Into how many pieces a share of so many groups is cut: one for each part, or fewer where they would be too small. Each
-// has a group at least.
+// The number of pieces for a share of `groups` groups: one per part, or fewer if they would be too small. Each has at
+// least one group.
 BLINK_INLINE Word pieces_of(const State& state, Word groups) {
   const Word least = state.piece_bytes / 16;
   const Word worth = least == 0 ? groups : (groups + least - 1) / least;
   return worth == 0 ? 1 : worth < state.parts ? worth : state.parts;
 }
 
-// How many chunks of the call's size does it take for the longest piece of a share of num/den of a block? At least one
-// where there are elements. It says the same on all ranks and for all parts, as the two ends of a connection must agree
-// on their chunks; so it counts from the fraction, and not from where the elements of the largest share happen to lie.
+// The number of chunks of the call's size for the longest piece of a share of num/den of a block; at least 1 if it has
+// elements. The two ends of a connection must agree on their chunks, so the number is equal on all ranks and parts. It
+// therefore depends on the fraction, not on the position of the largest share's elements.
 BLINK_OUTLINE Word rounds_of(const State& state, Word num, Word den) {
   const Word unit = den * (16 / state.item_bytes);
   const Word groups = num * (state.count / unit) + (num * (state.count % unit) + unit - 1) / unit;
@@ -35,10 +35,10 @@ BLINK_OUTLINE Word rounds_of(const State& state, Word num, Word den) {
   return (piece + chunk - 1) / chunk;
 }
 
-// The part's piece of [start, stop) of a block: whole groups, so that pieces stay aligned as slices are. The first is
-// that of part `turn` · parts / kTurns, the next that of the part after it, and so on round all parts; where there are
-// fewer pieces than parts the others get nothing. Where `rounds` is not 0 a piece is cut into so many chunks, as far as
-// there are groups for them; never into larger ones than the call's.
+// The part's piece of [start, stop) of a block, in whole groups, so that pieces are aligned as slices are. The first
+// piece is that of part `turn` · parts / kTurns, the next that of the following part, and so on cyclically; if there
+// are fewer pieces than parts, the other parts have none. If `rounds` is not 0 a piece is cut into that many chunks, or
+// one per group if it has fewer groups. Chunks are never larger than the call's.
 BLINK_OUTLINE Slice cut(const State& state, Word source_block, Word target_block, Word start_num, Word start_den,
                        Word stop_num, Word stop_den, Word turn, Word rounds) {
   const Word group = 16 / state.item_bytes;
@@ -64,7 +64,7 @@ BLINK_OUTLINE Slice cut(const State& state, Word source_block, Word target_block
   return slice;
 }
 
-// Where the data of one execution are: elements of the input and of the output, and how many bytes.
+// The data of one execution: the elements' addresses in input and output, and the number of bytes.
 struct Chunk {
   const char* source;
   char* target;

@@ -1,6 +1,6 @@
-// Element types and operations. Formats say how 8 bytes become accumulators and how they come back; the meaning
-// is that of blinkccl/collectives/ops.py, bit for bit: narrow floats are combined as float32 and rounded once, to the
-// nearest and ties to even; integers wrap; products are never contracted with sums.
+// Element types and operations. A format defines how 8 bytes become accumulators and back. The results are those of
+// blinkccl/collectives/ops.py, bit for bit: narrow floats are reduced as float32 and rounded once, to nearest even;
+// integers wrap; a product is never contracted with a sum.
 #pragma once
 
 #include "blink/platform.h"
@@ -8,19 +8,19 @@
 namespace blink {
 namespace device {
 
-// On the CPU everything is served. On a GPU it is what NCCL has: compiling takes time.
+// On the CPU all operations; on a GPU only NCCL's, since compilation takes time.
 #ifdef BLINK_CUDA
 constexpr bool kBitwise = false;
 #else
 constexpr bool kBitwise = true;
 #endif
 
-// 1, 2, 4, 8 by two bits per code.
+// Bytes per element, 1, 2, 4 or 8, from two bits per code.
 BLINK_INLINE constexpr uint32_t item_bytes(uint32_t dtype) { return 1u << ((0xe5fa50u >> (2 * dtype)) & 3u); }
 
 // ---- integers: their own accumulators
 
-// `Wide` is unsigned, so that they wrap, and no shorter than 32 bits: 65535 · 65535 would overflow an int.
+// `Wide` is unsigned, so that integers wrap, and has at least 32 bits: 65535 · 65535 would overflow an int.
 template <class T, class Wide, class Quotient>
 struct Integer {
   typedef T Acc;
@@ -68,7 +68,7 @@ struct FloatOps {
 
   BLINK_INLINE static Acc sum(Acc a, Acc b) { return add(a, b); }
   BLINK_INLINE static Acc product(Acc a, Acc b) { return multiply(a, b); }
-  // A NaN wins, the first one of two.
+  // NaN wins, and the first of two NaNs.
   BLINK_INLINE static Acc lesser(Acc a, Acc b) { return a < b || a != a ? a : b; }
   BLINK_INLINE static Acc greater(Acc a, Acc b) { return a > b || a != a ? a : b; }
   BLINK_INLINE static Acc quotient(Acc a, uint32_t n) { return divide(a, static_cast<A>(n)); }
@@ -102,7 +102,7 @@ template <int kExponentBits, int kMantissaBits, bool kInfinities>
 struct SmallFloat {
   static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   static constexpr int kUnit = 1 - kBias - kMantissaBits;  // 2^kUnit is the smallest positive value
-  static constexpr int kShift = 23 - kMantissaBits;        // from a float32's mantissa to ours
+  static constexpr int kShift = 23 - kMantissaBits;        // from a float32's mantissa to this one
   static constexpr int kSignShift = 31 - kExponentBits - kMantissaBits;
   static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << 23;
   static constexpr uint32_t kMask = (1u << (kExponentBits + kMantissaBits)) - 1;
@@ -129,7 +129,7 @@ struct SmallFloat {
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t below_half = ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1);
     const uint32_t normal = (magnitude + below_half - kRebias) >> kShift;
-    // Adding a float whose last place is 2^kUnit makes the hardware round at that place.
+    // Adding a float whose last place is 2^kUnit makes the hardware round to that place.
     const float ruler = power_of_two(kUnit + 23);
     const uint32_t subnormal = bits_of(add(float_of(magnitude), ruler)) - bits_of(ruler);
     uint32_t code = normal < kFirstSpecial ? normal : kFirstSpecial;
@@ -139,7 +139,7 @@ struct SmallFloat {
   }
 };
 
-// Two values at once, where nothing does that faster.
+// Two values at a time, for formats without a faster instruction.
 template <class Bits, uint32_t kSize>
 struct OneByOne {
   static constexpr uint32_t kBytes = kSize;
@@ -178,7 +178,7 @@ struct HalfBits : OneByOne<HalfBits, 2> {
 #endif
 };
 
-// The upper half of a float32: the exponents are the same.
+// The upper half of a float32, with the same exponent.
 struct BrainBits : OneByOne<BrainBits, 2> {
   BLINK_INLINE static float widen(uint32_t code) { return float_of(code << 16); }
   BLINK_INLINE static uint32_t narrow(float value) {
@@ -228,10 +228,10 @@ typedef Narrow<ByteBits<5, 2, true>> Float8E5M2;
 
 // ---- operations
 
-// Not an operation: a = b.
+// Not a reduction: a = b.
 constexpr uint32_t kTakesNext = 0xffffffffu;
 
-// a = a ∘ b, element by element of a word. The operation is asked for once, not for each element.
+// a = a ∘ b, for each element of a word. The operation is tested once per word, not per element.
 template <class Format>
 BLINK_INLINE void combine(uint32_t op, typename Format::Acc (&a)[Format::kCount],
                           const typename Format::Acc (&b)[Format::kCount]) {
@@ -261,7 +261,7 @@ BLINK_INLINE void combine(uint32_t op, typename Format::Acc (&a)[Format::kCount]
 #undef BLINK_EACH
 }
 
-// On bool, sum, max and bor are "or"; prod, min and band are "and". A bool is a byte, 0 or 1.
+// On bool, sum, max and bor are "or"; prod, min and band are "and". A bool is one byte, 0 or 1.
 BLINK_INLINE constexpr uint32_t op_of_bools(uint32_t op) {
   if (op == BLINK_BXOR) return BLINK_BXOR;
   return op == BLINK_PROD || op == BLINK_MIN || op == BLINK_BAND ? BLINK_BAND : BLINK_BOR;

@@ -1,6 +1,6 @@
-// The execution of a role for one chunk: it waits for all its ends, then moves the data, then moves the counters on
-// (heads of what it read, tails of what it wrote). Three steps with a barrier between them; in blocks of several warps
-// the third is the publisher's (state.h), by a notice, and the others go on.
+// The execution of a role for one chunk: it waits for all its ends, then moves the data, then advances the counters
+// (heads of the messages read, tails of those written). Barriers separate the three steps. In blocks of several warps
+// the publisher (state.h) performs the third from a notice, while the others continue.
 #pragma once
 
 #include "blink/cut.h"
@@ -10,8 +10,8 @@
 namespace blink {
 namespace device {
 
-// End number i of the execution, `end` of the channel: notes where its message lies, and waits until there is one, or
-// room for one. Of one thread. False: given up.
+// Prepares end number i of the execution, `end` of the channel: stores its message's address, and waits for the
+// message, or for room to send one. Called by one thread. False: given up.
 template <class Wire>
 BLINK_INLINE bool await_end(State& state, uint32_t i, End end, bool sending) {
   Side& side = state.sides[end];
@@ -19,13 +19,13 @@ BLINK_INLINE bool await_end(State& state, uint32_t i, End end, bool sending) {
   state.at[i] = end;
   state.message[i] = side.messages + side.slot * state.message_bytes;
   state.position[i] = position;
-  if (!sending && !Units<Wire>::kCounted) return true;  // flags in the message itself tell
+  if (!sending && !Units<Wire>::kCounted) return true;  // the flags in the message show its arrival
   const Word* const counter = sending ? side.head : side.tail;
   const Word room = sending ? state.slots : 0;
-  // Credit that has been acquired once is there: mostly nothing need be asked.
+  // Credit acquired earlier still holds, so most calls need no load.
   if (sending && side.seen_head + room >= position + 1) return true;
   Patience patience;
-  // An acquire empties the first-level cache, so it comes when the wait is over.
+  // An acquire invalidates the first-level cache, so it follows the wait.
   while (load_relaxed(counter) + room < position + 1) {
     if (should_give_up(state, patience, i, sending)) return false;
   }
@@ -34,7 +34,7 @@ BLINK_INLINE bool await_end(State& state, uint32_t i, End end, bool sending) {
   return true;
 }
 
-// LL's flags come round: now and then a message, of whatever wire, wipes all that it leaves of LL's lines in its slot.
+// LL's flags repeat, so at intervals a message of any wire clears the rest of its slot's LL lines.
 template <class Wire>
 BLINK_INLINE void sweep(const State& state) {
   const Job& job = state.job;
@@ -68,7 +68,7 @@ BLINK_INLINE void write_job(State& state, const Slice& slice, Word k, const Orde
                            order.sends, order.own_operand_index, divisor);
 }
 
-// One store for each end, by the publisher, or all threads where there is none.
+// One store per end, by the publisher, or by all threads in a block without one.
 BLINK_OUTLINE void publish(State& state, const Notice& notice) {
   const uint32_t first = has_publisher(Simple::kNumber) ? thread_index() - workers(Simple::kNumber) : thread_index();
   const uint32_t step = has_publisher(Simple::kNumber) ? kWarp : threads();
@@ -79,7 +79,7 @@ BLINK_OUTLINE void publish(State& state, const Notice& notice) {
   }
 }
 
-// What the publisher does of an execution. False: the workers have given up.
+// The publisher's part of an execution. False: the workers have given up.
 BLINK_INLINE bool publish_next(State& state) {
   const uint32_t turn = state.publishers_turn;
   meet_at(kTold + turn, 2 * kWarp);
@@ -92,7 +92,7 @@ BLINK_INLINE bool publish_next(State& state) {
   return goes_on;
 }
 
-// Of the workers, behind a barrier that they have passed since the notice was written.
+// Called by the workers after a barrier that follows the notice.
 BLINK_INLINE void tell(uint32_t turn) {
   if (thread_index() < kWarp) arrive_at(kTold + turn, 2 * kWarp);
 }
@@ -103,7 +103,7 @@ BLINK_INLINE void write_notice_head(Notice& notice, uint32_t receives, uint32_t 
   notice.stops = stops;
 }
 
-// Of the workers; `ready`: this thread's ends are. False: given up.
+// Called by the workers; `ready`: this thread's ends are ready. False: given up.
 template <class Wire>
 BLINK_INLINE bool execute(State& state, bool ready, const Slice& slice, Word k, const Order& order) {
   constexpr bool kCounted = Units<Wire>::kCounted;
@@ -126,7 +126,7 @@ BLINK_INLINE bool execute(State& state, bool ready, const Slice& slice, Word k, 
     write_notice_head(notice, receives, ends, 0);
     state.workers_turn = turn ^ 1;
   }
-  // Before the barrier, so that whoever waits for an end next sees it.
+  // Before the barrier, so that a thread that waits for an end next sees the new position.
   for (uint32_t i = thread_index(); i < ends; i += step) {
     advance(state, state.sides[state.at[i]]);
     if (kCounted) notice.at[i] = state.at[i];

@@ -1,5 +1,5 @@
-// What an execution does to the data: it combines its messages and the rank's own data, in order, and writes the result
-// to all its destinations, in one pass: every thread takes units of 16 bytes through all operands.
+// The data part of an execution: it reduces messages and the rank's own data, in order, and writes the result to all
+// destinations, in one pass. Every thread takes units of 16 bytes through all operands.
 #pragma once
 
 #include "blink/wires.h"
@@ -7,10 +7,10 @@
 namespace blink {
 namespace device {
 
-// ---- the rank's own data where they do not lie on whole words, or end within one: read and written by the widest pieces
-// that their address allows; the elements themselves are aligned
+// ---- own data that are not aligned to words, or end within one: accessed in the widest pieces that their address
+// allows; the elements themselves are aligned
 
-// The widest piece, up to 4 bytes, that all addresses p + 4·n are aligned to.
+// The widest piece, up to 4 bytes, to which all addresses p + 4·n are aligned.
 BLINK_INLINE uint32_t piece_of(const void* p) {
   const uint32_t low = static_cast<uint32_t>(reinterpret_cast<Word>(p)) | 4;
   return low & (0 - low);
@@ -28,7 +28,7 @@ BLINK_INLINE void store_piece(char* at, uint32_t bytes, uint32_t piece) {
   store<uint8_t>(at, static_cast<uint8_t>(piece));
 }
 
-// Of a message of `total` bytes, those in this unit.
+// The bytes in this unit of a message of `total` bytes.
 template <class Wire>
 BLINK_INLINE uint32_t bytes_in(uint32_t unit, uint32_t total) {
   const uint32_t first = Units<Wire>::offset(unit);
@@ -37,8 +37,8 @@ BLINK_INLINE uint32_t bytes_in(uint32_t unit, uint32_t total) {
   return left < width ? left : width;
 }
 
-// Of one unit, the own data that are not whole words: rare, and so a loop over pieces, which costs the loop around it
-// neither a call nor registers. 32 bits at a time: pieces of 8 bytes are two of 4.
+// Loads one unit of own data that are not whole words. This is rare, hence a loop over pieces, which costs the
+// surrounding loop neither a call nor registers. It works on 32 bits at a time: a piece of 8 bytes is two of 4.
 template <class Wire>
 BLINK_INLINE Pair load_odd(const char* own, uint32_t unit, uint32_t total, uint32_t item) {
   const uint32_t bytes = bytes_in<Wire>(unit, total);
@@ -65,7 +65,7 @@ BLINK_INLINE void store_odd(char* kept, uint32_t unit, uint32_t total, uint32_t 
   }
 }
 
-// ---- combining
+// ---- reducing
 
 template <class Wire>
 BLINK_INLINE Job job_of(const char* own, char* kept, uint32_t bytes, uint32_t receives, uint32_t sends,
@@ -78,28 +78,28 @@ BLINK_INLINE Job job_of(const char* own, char* kept, uint32_t bytes, uint32_t re
   return job;
 }
 
-// A single operand, neither scaled nor divided: its bits pass through.
+// The format of a single operand that is neither scaled nor divided: its bits pass through.
 struct Untouched {
   static constexpr uint32_t kCount = 1;
   static constexpr bool kUntouched = true;
 };
 
-// Units that a thread has in flight at once, of each operand: as many as fit into the registers that
-// kBlocksAtOnce leaves it. Accumulators of narrow floats take two or four times the registers of what they are read
-// from, and lines with flags some more; what is not combined has none.
+// The units of each operand that a thread has in flight, limited by the registers that kBlocksAtOnce leaves it.
+// Accumulators of narrow floats take two or four times the registers of their input, and lines with flags some more;
+// untouched data have no accumulators.
 template <class Wire, class Format>
 BLINK_INLINE constexpr uint32_t batch_of() {
   if (Format::kUntouched) return Units<Wire>::kFlagged ? 2 : 4;
   return Format::kCount > (Units<Wire>::kFlagged && Units<Wire>::kWords == 2 ? 2 : 4) ? 1 : 2;
 }
 
-// Operands that are on their way at once: two, but where 16 bytes of a line become 16 accumulators.
+// The operands in flight at a time: two, except where 16 bytes of a line become 16 accumulators.
 template <class Wire, class Format>
 BLINK_INLINE constexpr uint32_t in_flight() {
   return Units<Wire>::kFlagged && Units<Wire>::kWords * Format::kCount > 8 ? 1 : 2;
 }
 
-// One thread's next units: first, first + kWarp, …; distances that the compiler knows take no registers.
+// One thread's next units: first, first + kWarp, …; constant strides take no registers.
 template <class Wire, uint32_t kBatch>
 struct Batch {
   State& state;
@@ -108,14 +108,14 @@ struct Batch {
   BLINK_INLINE uint32_t unit(uint32_t n) const { return first + n * kWarp; }
   BLINK_INLINE bool live(uint32_t n) const { return unit(n) < state.job.units; }
 
-  // Begins to read an operand. Whether all of it is there.
+  // Starts to read an operand; true if all of it has arrived.
   BLINK_INLINE bool fetch(uint32_t operand, Pair (&raw)[kBatch]) const {
     if (operand != state.job.own_operand_index) return look(state.job.message(operand), raw);
     load_own(raw);
     return true;
   }
 
-  // Waits until it is there, and takes the flags away. False: given up.
+  // Waits for the rest of the operand, and removes the flags. False: given up.
   BLINK_INLINE bool accept(uint32_t operand, bool ready, Pair (&raw)[kBatch]) const {
     if (!Units<Wire>::kFlagged || operand == state.job.own_operand_index) return true;
     const uint32_t receive = state.job.message(operand);
@@ -125,7 +125,7 @@ struct Batch {
       if (Units<Wire>::warp_any(should_give_up(state, patience, receive, false))) return false;
       ready = look(receive, raw);
     }
-    // A flag says that its line has arrived, not that what other threads load of it came after that.
+    // A flag shows that its line has arrived, but other threads may have loaded their part of it before. So load again.
     if constexpr (Units<Wire>::kReloads) look(receive, raw);
     BLINK_UNROLL
     for (uint32_t n = 0; n < kBatch; ++n) raw[n] = Units<Wire>::data(raw[n]);
@@ -158,7 +158,7 @@ struct Batch {
     }
     return ready;
   }
-  // Unless all units are whole words: one after the other, by pieces.
+  // If some unit is not whole words, all are loaded one after another, by pieces.
   BLINK_INLINE void load_own(Pair (&data)[kBatch]) const {
     const Job& job = state.job;
     if (unit(kBatch - 1) < job.whole) {
@@ -194,7 +194,7 @@ struct Batch {
   }
 };
 
-// Accumulators of a batch.
+// The accumulators of a batch.
 template <class Wire, class Format, uint32_t kBatch>
 struct Sums {
   static constexpr uint32_t kWords = Units<Wire>::kWords;
@@ -216,7 +216,8 @@ struct Sums {
   }
 };
 
-// Multiplies by the own data's factor, and rounds as if the product were sent: it has the same bits whoever adds it.
+// Multiplies by the factor of the own data, and rounds as if the product were sent, so its bits are the same wherever
+// it is added.
 template <class Format>
 BLINK_INLINE void scale(const State& state, typename Format::Acc (&accs)[Format::kCount]) {
   typename Format::Acc stored[Format::kCount];
@@ -227,7 +228,7 @@ BLINK_INLINE void scale(const State& state, typename Format::Acc (&accs)[Format:
   Format::widen(Format::narrow(accs), accs);
 }
 
-// An operand enters the sums; the first one is the sums.
+// Reduces an operand into the sums; the first one initialises them.
 template <class Wire, class Format, uint32_t kBatch>
 BLINK_INLINE void enter(const State& state, uint32_t operand, const Pair (&data)[kBatch],
                         typename Sums<Wire, Format, kBatch>::Accs& sums) {
@@ -243,8 +244,8 @@ BLINK_INLINE void enter(const State& state, uint32_t operand, const Pair (&data)
   }
 }
 
-// Whether the next operand is under way beside this one. Read from shared memory each time: what is known over a wait
-// takes a register, and ptxas for sm_120 has none left.
+// True if the next operand is loaded together with this one. The job is read from shared memory each time, since a
+// value kept across a wait takes a register, and ptxas for sm_120 has none left.
 template <uint32_t kInFlight>
 BLINK_INLINE bool next_beside(const Job& job, uint32_t operand) {
   return kInFlight == 2 && operand + 1 < load_shared(job.receives) + (job.joins() ? 1 : 0);
@@ -288,7 +289,7 @@ BLINK_INLINE bool carry_batch(const Batch<Wire, kBatch>& batch) {
 template <class Wire, class Format>
 BLINK_OUTLINE bool fold_as(State& state) {
   constexpr uint32_t kBatch = batch_of<Wire, Format>();
-  // What a loop can read again from shared memory takes no registers.
+  // Values that the loop reads again from shared memory take no registers.
   BLINK_NO_UNROLL
   for (uint32_t first = thread_index() / kWarp * kWarp * kBatch + thread_index() % kWarp;
        first < Units<Wire>::padded(load_shared(state.job.units));
@@ -308,7 +309,7 @@ BLINK_INLINE bool fold(State& state) {
   const Job& job = state.job;
   const bool scaled = job.joins() && state.scale_kind != kUnscaled;
   if (job.operands() == 1 && !scaled && job.divisor <= 1) return fold_as<Wire, Untouched>(state);
-#ifdef BLINK_MOVES_ONLY  // generated text says so where nothing is combined: most of a compiler's work is below
+#ifdef BLINK_MOVES_ONLY  // defined by generated text without reductions: most of the compiler's work is below
   return true;
 #else
   switch (state.dtype) {
@@ -329,7 +330,7 @@ BLINK_INLINE bool fold(State& state) {
     case BLINK_UINT16: return fold_as<Wire, Uint16>(state);
     case BLINK_BOOL: return fold_as<Wire, Uint8>(state);
 #endif
-    default: return true;  // the launcher serves no other type
+    default: return true;  // the launcher refuses all other types
   }
 #endif
 }

@@ -1,4 +1,4 @@
-// Floats on a CPU: their bits, and operations that are rounded each for itself.
+// Floats on a CPU: their bits, and operations that are rounded one by one.
 #pragma once
 
 #include <cstring>
@@ -29,7 +29,7 @@ BLINK_INLINE Word bits_of(double value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
-// -ffp-contract=off keeps them apart.
+// -ffp-contract=off prevents contraction.
 BLINK_INLINE float add(float a, float b) { return a + b; }
 BLINK_INLINE float multiply(float a, float b) { return a * b; }
 BLINK_INLINE float divide(float a, float b) { return a / b; }

@@ -1,4 +1,4 @@
-// A GPU, by PTX (platform.h has what each name means).
+// A GPU, in PTX (platform.h defines the names).
 #pragma once
 
 #include "blink/platform.h"
@@ -11,7 +11,7 @@ namespace device {
 BLINK_INLINE uint32_t thread_index() { return threadIdx.x; }
 BLINK_INLINE uint32_t threads() { return blockDim.x; }
 BLINK_INLINE void barrier() { __syncthreads(); }
-// A barrier that tells all threads whether one of them said yes.
+// A barrier that tells all threads whether one of them passed true.
 BLINK_INLINE bool any_of_block(bool yes) { return __syncthreads_or(yes) != 0; }
 BLINK_INLINE void meet_at(uint32_t barrier, uint32_t count) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -34,7 +34,7 @@ BLINK_INLINE bool any_of_warp(bool yes) { return __any_sync(0xffffffffu, yes) !=
 BLINK_INLINE void converge() { __syncwarp(); }
 constexpr uint32_t kWarp = 32;
 
-// ---- what other ranks write or read
+// ---- data that other ranks write or read
 
 BLINK_INLINE Word load_acquire(const Word* at) {
   Word value;
@@ -57,7 +57,7 @@ BLINK_INLINE uint32_t load_relaxed(const uint32_t* at) {
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(at)) : "memory");
   return value;
 }
-// Each half of 8 bytes is whole: written by one store.
+// Each half of 8 bytes is whole, since one store writes it.
 BLINK_INLINE Pair load_halves(const char* at) {
   Pair pair;
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
@@ -71,7 +71,7 @@ BLINK_INLINE void store_halves(char* at, const Pair& pair) {
                "l"(pair.high)
                : "memory");
 }
-// Whether `at` was 0 and is `value` now.
+// True if `at` was 0; stores `value` there.
 BLINK_INLINE bool claim(Word* at, Word value) {
   Word old;
   asm volatile("atom.relaxed.sys.global.cas.b64 %0, [%1], 0, %2;"
@@ -82,7 +82,7 @@ BLINK_INLINE bool claim(Word* at, Word value) {
 }
 typedef Word AnyWord;
 
-// ---- what only this block touches between two barriers. What is read once need not displace the first-level cache.
+// ---- data that only this block accesses between two barriers. Data read once need not evict the first-level cache.
 
 BLINK_INLINE Pair load_pair(const char* at) {
   Pair pair;
@@ -115,7 +115,7 @@ BLINK_INLINE Word now_ns() {
   return now;
 }
 BLINK_INLINE void pause(uint32_t) {}
-constexpr uint32_t kSpinsPerLook = 2048;  // about a millisecond of polling memory at hand
+constexpr uint32_t kSpinsPerLook = 2048;  // about a millisecond of polling local memory
 
 // ---- bits
 
@@ -123,7 +123,7 @@ BLINK_INLINE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 BLINK_INLINE uint32_t bits_of(float value) { return __float_as_uint(value); }
 BLINK_INLINE double double_of(Word bits) { return __longlong_as_double(static_cast<long long>(bits)); }
 BLINK_INLINE Word bits_of(double value) { return static_cast<Word>(__double_as_longlong(value)); }
-// Whatever the compiler is told about contraction: these are rounded, each for itself.
+// These intrinsics are rounded one by one at any contraction setting of the compiler.
 BLINK_INLINE float add(float a, float b) { return __fadd_rn(a, b); }
 BLINK_INLINE float multiply(float a, float b) { return __fmul_rn(a, b); }
 BLINK_INLINE float divide(float a, float b) { return __fdiv_rn(a, b); }

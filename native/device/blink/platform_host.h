@@ -1,4 +1,4 @@
-// This CPU, where a block is one thread (platform.h has what each name means).
+// This CPU, with blocks of one thread (platform.h defines the names).
 #pragma once
 
 #include <sched.h>
@@ -24,7 +24,7 @@ constexpr uint32_t kWarp = 1;
 
 BLINK_INLINE Word load_acquire(const Word* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 BLINK_INLINE Word load_relaxed(const Word* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
-// A status begins with two words of 32 bits that are written as one.
+// A status begins with two words of 32 bits that are written as one word.
 typedef Word __attribute__((may_alias)) AnyWord;
 BLINK_INLINE void store_release(AnyWord* at, Word value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 BLINK_INLINE void store_relaxed(AnyWord* at, Word value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
@@ -63,7 +63,7 @@ BLINK_INLINE Word now_ns() {
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<Word>(now.tv_sec) * 1000000000u + static_cast<Word>(now.tv_nsec);
 }
-// There may be fewer cores than blocks: who waits for long lets another one work.
+// There may be fewer cores than blocks, so a long wait yields.
 BLINK_INLINE void pause(uint32_t spins) {
   if (spins >= 8) {
     sched_yield();

@@ -1,5 +1,5 @@
-// A reduce kernel's block: it combines operands as an execution does (fold.h), without anything to wait for. Each block
-// takes a piece of the chunk.
+// A reduce kernel's block: it reduces operands as an execution does (fold.h), without waiting. Each block takes one
+// piece of the chunk.
 #pragma once
 
 #include "blink/fold.h"
@@ -14,7 +14,7 @@ BLINK_INLINE void reduce(State& state, const Reduction& reduction, uint32_t bloc
   const uint32_t left = reduction.bytes - static_cast<uint32_t>(first);
   const bool joins = reduction.own_operand_index != kOwnStaysOut;
   if (thread_index() == 0) {
-    state.folding = threads();  // nobody publishes
+    state.folding = threads();  // there is no publisher
     set_operation(state, reduction.dtype, reduction.op, reduction.scale_kind, reduction.scale,
                   reinterpret_cast<const char*>(reduction.scale));
     const uint32_t bytes = left < reduction.piece_bytes ? left : reduction.piece_bytes;

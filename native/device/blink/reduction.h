@@ -1,6 +1,6 @@
-// The arguments of a fused reduce kernel, and the kernel itself by one line of generated code, BLINK_FOLD_ENTRY(name):
-// block b of a launch does piece b of a Reduction. It combines messages that lie in the rank's own memory, and the rank's
-// own data, into one place. It waits for nothing: the stream that it runs in has.
+// The arguments of a fused reduce kernel, and the kernel itself as one line of generated code, BLINK_FOLD_ENTRY(name):
+// block b of a launch handles piece b of a Reduction. It reduces messages in the rank's own memory, and the rank's own
+// data, into one buffer. It never waits, since its stream has waited.
 #pragma once
 
 #include "blink/call.h"
@@ -10,17 +10,17 @@ namespace blink {
 
 constexpr uint32_t kLineBytes = 128;
 
-// As long as a Call: whoever passes on one can pass on the other.
+// As long as a Call, so that code that forwards one can forward the other.
 struct Reduction {
-  const char* own;       // joins the messages as operand number `own_operand_index`
-  char* target;          // may be one of the messages, or where the own data are
-  const char* messages;  // message i lies lines[i] lines from here
-  Word scale;            // as scale_kind says: bits, or where they are
+  const char* own;       // operand number `own_operand_index` of the reduction
+  char* target;          // may be one of the messages, or the own data
+  const char* messages;  // message i is lines[i] lines from here
+  Word scale;            // depending on scale_kind: bits, or their address
   uint32_t bytes;
-  uint32_t piece_bytes;  // of each block, a multiple of 16
-  uint32_t divisor;      // > 1: ends an average
+  uint32_t piece_bytes;  // per block, a multiple of 16
+  uint32_t divisor;      // > 1: the divisor of an average
   uint8_t receives;
-  uint8_t own_operand_index;          // kOwnStaysOut: the own data do not join
+  uint8_t own_operand_index;          // kOwnStaysOut: the own data are not an operand
   uint8_t dtype, op;
   uint8_t scale_kind;
   uint8_t reserved[11];
@@ -46,7 +46,7 @@ static_assert(sizeof(Reduction) == sizeof(Call), "kernels of both kinds take as 
     __shared__ ::blink::device::State state;                                                                      \
     ::blink::device::reduce(state, reduction, blockIdx.x);                                                        \
   }
-#else  // for each of its threads
+#else  // called for each of its threads
 #define BLINK_FOLD_ENTRY(name)                                                                                    \
   extern "C" __attribute__((visibility("default"))) void name(const ::blink::Reduction* reduction,                \
                                                               uint32_t block) {                                   \

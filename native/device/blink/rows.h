@@ -1,70 +1,70 @@
-// Programs as rows. The functions of generated text are run once, with a context that notes what they ask for, and
-// kernels and copy engines go by the rows, whatever they are. So a kernel's code does not grow with programs, and one
-// kernel runs all programs of a file: what moves and combines data is compiled once per wire, which is most of a GPU
-// compiler's work. That one runs the text itself; on a CPU it is run when the rows are first asked for.
+// Programs as rows. The functions of generated text run once, in a context that records their calls, and kernels and
+// copy engines interpret the recorded rows. So a kernel's code does not grow with the programs, and one kernel runs all
+// programs of a file. The code that moves and reduces data is compiled once per wire, and that is most of a GPU
+// compiler's work. A GPU compiler itself runs the text; on a CPU the text runs when the rows are first needed.
 #pragma once
 
 #include "blink/context.h"
 
 namespace blink {
 
-// The wire of a context that only notes.
+// The wire of a context that only records.
 struct Noted {};
 
 namespace device {
 
-// A slice as text says it.
+// A slice, with the arguments in the text.
 struct Piece {
   uint32_t source_block, target_block;
   uint32_t start_num, start_den, stop_num, stop_den;
   uint32_t turn;
 };
 
-// What an execution does with its ends.
+// An execution's use of its ends.
 struct Order {
   uint8_t receives, sends;
   uint8_t own_operand_index;
   bool keeps, completes;
 };
 
-// So many ends of either kind fit into a word.
+// Ends of either kind that fit into a word.
 constexpr uint32_t kPacked = 8;
 
-// An execution of each tick.
+// One execution per tick.
 struct Row {
-  Word from, to;       // its ends, 8 bits each
-  int32_t chunk;       // in the first tick; below 0: it begins later
-  uint32_t first_end;  // of the list, where there are too many ends for that
+  Word from, to;       // its ends, 8 bits each, if they fit
+  int32_t chunk;       // its chunk in the first tick; below 0: it begins in a later tick
+  uint32_t first_end;  // otherwise the beginning of the list of its ends
   uint8_t slice;
   Order order;
 };
 
-// What a channel of a rank does: where its rows begin, and how many there are.
+// A rank's channel: the position and number of its pieces, connections and rows.
 struct Channel {
   uint32_t first_piece, pieces;
   uint32_t first_connection, connections;
   uint32_t first_row, rows;
-  uint32_t num, den;  // of the largest share; 0: all are alike
+  uint32_t num, den;  // of the largest share; 0: all are equal
   uint32_t contributors;
 };
 
-// How many there are of each, in a program.
+// The totals of a program.
 struct Sizes {
   uint32_t ranks, channels;  // channels of each rank
   uint32_t pieces, connections, rows, ends;
 };
 
-// A program, in the memory of a GPU or of this process.
+// A program, in GPU memory or in this process.
 struct ProgramRows {
   uint32_t channels;
   const Channel* channel;  // number rank · channels + channel
   const Piece* pieces;
   const uint32_t* connections;
   const Row* rows;
-  const uint8_t* ends;  // of rows that have too many for themselves
+  const uint8_t* ends;  // of rows with more ends than fit
 };
 
-// Where the context puts what it notes; nullptr: it only counts.
+// The destination of a recording context; nullptr: it only counts.
 struct Notes {
   Sizes sizes;
   Channel channel;
@@ -95,7 +95,7 @@ class ContextBase<Noted> {
   }
   BLINK_DEVICE void close() {}
   BLINK_DEVICE void contributors(uint32_t count) { notes_.channel.contributors = count; }
-  // For one tick, whose executions are those of all.
+  // True for one tick, since all ticks have the same executions.
   BLINK_DEVICE bool running() { return first_++ == 0; }
   BLINK_DEVICE void largest(uint32_t num, uint32_t den) {
     notes_.channel.num = num;
@@ -155,7 +155,7 @@ typedef void (*Text)(KernelContext<Noted>&, uint32_t rank, uint32_t channel);
 
 BLINK_DEVICE uint32_t at_least_one(uint32_t count) { return count == 0 ? 1 : count; }
 
-// All channels of all ranks, one after the other.
+// Records all channels of all ranks, one after another.
 template <Text kText>
 BLINK_DEVICE Sizes noted(Notes notes, Channel* channels) {
   notes.sizes.ranks = 1;
@@ -224,7 +224,7 @@ ProgramRows rows_of() {
 
 #endif
 
-// Of one of several programs.
+// The rows of the program number `wanted`.
 template <Text... kTexts>
 BLINK_INLINE ProgramRows program_rows(uint32_t wanted) {
   ProgramRows program = {};
@@ -236,10 +236,10 @@ BLINK_INLINE ProgramRows program_rows(uint32_t wanted) {
 }  // namespace device
 }  // namespace blink
 
-// A kernel that runs all of `…`, each the text of a program; the call says which. Block b is part b % parts of channel
-// b / parts. And the rows of a program for copy engines, which move data without a kernel: libblink.so puts copies, waits
-// and reduce kernels into streams (native/copies/copy_engine.h; Blink, MLSys 2020, §4.1 and §4.2.2). Where BLINK_COPIES
-// is defined a file is compiled for this and nothing else, and the object needs no library.
+// BLINK_ENTRY defines a kernel that runs any of `…`, each the text of a program; the call selects it. Block b is part b
+// % parts of channel b / parts. BLINK_COPY_ENTRY defines a program's rows for copy engines, which move data without a
+// kernel: libblink.so enqueues copies, waits and reduce kernels on streams (native/copies/copy_engine.h; Blink, MLSys
+// 2020, §4.1 and §4.2.2). With BLINK_COPIES a file is compiled for these rows only, and the object needs no library.
 #define BLINK_COPY_ENTRY(name, function)
 #if defined(BLINK_COPIES)
 #define BLINK_ENTRY(name, Wire, ...)
@@ -257,7 +257,7 @@ BLINK_INLINE ProgramRows program_rows(uint32_t wanted) {
     __shared__ ::blink::device::BlockMemory memory;                                                               \
     ::blink::device::run<::blink::Wire, __VA_ARGS__>(memory, call, blockIdx.x);                                   \
   }
-#elif defined(BLINK_EMULATED)  // for each of its threads
+#elif defined(BLINK_EMULATED)  // called for each of its threads
 #include "blink/block.h"
 #define BLINK_ENTRY(name, Wire, ...)                                                                              \
   extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
@@ -265,7 +265,7 @@ BLINK_INLINE ProgramRows program_rows(uint32_t wanted) {
     ::blink::device::run<::blink::Wire, __VA_ARGS__>(memory, *call, block);                                       \
   }
 #else
-// A block of a program, in libblink_device.so. `wire` is its kNumber.
+// Runs a block of a program, in libblink_device.so. `wire` is its kNumber.
 extern "C" void blink_run_block(const blink::device::ProgramRows* program, uint32_t wire, const blink::Call* call,
                                 uint32_t block);
 #define BLINK_ENTRY(name, Wire, ...)                                                                              \

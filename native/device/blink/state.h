@@ -1,7 +1,8 @@
-// The state of a block: its channel's connections with their positions, and what the current execution reads and
-// writes; and how a block gives up waiting.
+// The state of a block: its channel's connections with their positions, the operands and results of the current
+// execution, and the end of a wait without success.
 //
-// On the GPU the state is in shared memory: between two barriers an entry is written by one thread, or read by all.
+// On the GPU the state is in shared memory: between two barriers an entry is either written by one thread or read by
+// all.
 #pragma once
 
 #include "blink/elements.h"
@@ -10,37 +11,37 @@
 namespace blink {
 namespace device {
 
-// One end of a connection, for one part. The position rises in step with the other end's.
+// One end of a connection, for one part. The position advances in step with the other end's.
 struct Side {
-  char* messages;  // of the wire
+  char* messages;  // in the memory of the wire
   Word* tail;
   Word* head;
   Word position;
-  Word seen_head;  // as far as this launch has acquired it
+  Word seen_head;  // acquired by this launch so far
   uint32_t slot;  // position % slots
   uint32_t connection;
 };
 
-// What the current execution does to the data.
+// The data of the current execution.
 struct Job {
-  const char* own;  // joins as operand number `own_operand_index`
-  char* kept;       // nullptr: not kept
+  const char* own;  // operand number `own_operand_index`
+  char* kept;       // nullptr: the result is not stored
   uint32_t bytes;
   uint32_t receives, sends;
-  uint32_t own_operand_index;    // kNoOwnOperand: the own data do not join
+  uint32_t own_operand_index;    // kNoOwnOperand: the own data are not an operand
   uint32_t divisor;
   uint32_t units;   // of the message
-  uint32_t whole;   // so many of them, the first ones, are whole words of the own data
+  uint32_t whole;   // the number of leading units that are whole words of the own data
 
   BLINK_INLINE bool joins() const { return own_operand_index != kNoOwnOperand; }
   BLINK_INLINE uint32_t operands() const { return receives + (joins() ? 1 : 0); }
   BLINK_INLINE uint32_t message(uint32_t operand) const { return operand > own_operand_index ? operand - 1 : operand; }
 };
 
-// What an execution has to publish: heads of its receives, then tails of its sends, one message each.
+// An execution's counters to publish: heads of its receives, then tails of its sends, one message each.
 struct Notice {
   uint32_t receives, ends;
-  uint32_t stops;  // given up
+  uint32_t stops;  // the workers have given up
   End at[kMostEnds];
 };
 
@@ -53,14 +54,14 @@ struct State {
   Word scale;  // bits of the element type or of the accumulator, as scale_kind says
   Word count;
   Word chunk_bytes;
-  Word message_bytes, line_bytes;  // the room of a message of the wire, and of one of LL
+  Word message_bytes, line_bytes;  // bytes of a message of the wire, and of one of LL
   Word timeout_ns;
   uint32_t slots, parts, part, channel, wire;
   uint32_t dtype, op, item_bytes, scale_kind;
   uint32_t piece_bytes;
   uint32_t ends;
-  uint32_t stopped;  // given up
-  uint32_t folding;  // threads that do
+  uint32_t stopped;  // the block has given up
+  uint32_t folding;  // number of threads that fold
   uint32_t average;  // of the call
   uint32_t contributors;
 
@@ -72,22 +73,22 @@ struct State {
 
   Side sides[kMostEnds];
 
-  // Which one is the workers' next, and the publisher's; and messages of an end that have been published.
+  // The workers' next notice, and the publisher's; and the published messages of each end.
   Notice notices[2];
   uint32_t workers_turn, publishers_turn;
   Word published[kMostEnds];
 };
 
-// ---- who does what
+// ---- division of work
 
-// Where messages are counted, the last warp of a block publishes what the others have done: a release waits for all
-// that they have written, and they need not. So they are workers: they go on with the next message, and begin the one
-// after it when this one is published. A block of one warp publishes for itself.
+// If messages are counted (Simple), the last warp of a block, the publisher, publishes the others' work: a release
+// waits for all earlier writes, and the others, the workers, need not wait. They continue with the next message, and
+// begin the one after it when this one is published. A block of one warp publishes its own work.
 BLINK_INLINE bool has_publisher(uint32_t wire) { return wire == Simple::kNumber && threads() > kWarp; }
 BLINK_INLINE uint32_t workers(uint32_t wire) { return has_publisher(wire) ? threads() - kWarp : threads(); }
 
-// Barriers: of the workers; of the first warp and the publisher, where a notice has been written, and where it may be
-// written again. Each of the latter two is for one of two notices.
+// Barriers: one of the workers, and two pairs of the first warp and the publisher, one for each of the two notices:
+// kTold when a notice has been written, kFree when it may be overwritten.
 constexpr uint32_t kWorkers = 1, kTold = 2, kFree = 4;
 BLINK_INLINE bool any_of_workers(uint32_t wire, bool yes) { return any_at(kWorkers, workers(wire), yes); }
 
@@ -100,7 +101,7 @@ BLINK_INLINE Word load_item(const char* at, uint32_t bytes) {
   return load<Word>(at);
 }
 
-// What is combined, and how. `bits`, or `stored` if scale_kind says so: the scale.
+// Sets the operation and its scale: `bits`, or the element at `stored` if scale_kind is kScaleStored.
 BLINK_INLINE void set_operation(State& state, uint32_t dtype, uint32_t op, uint32_t scale_kind, Word bits,
                                 const char* stored) {
   state.dtype = dtype;
@@ -139,11 +140,11 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t wire, uint32_t 
   barrier();
 }
 
-// Where the messages of a part begin, each wire's in memory of its own. How many parts the launch has is not asked: the
-// programs of a communicator have more or fewer, by their channels, and take turns on one connection. Whatever is kept
-// from launch to launch (messages, flags, counters, positions) is that of a part, so part p of a connection is a
-// connection by itself. Its two ends are in the same launches, those with more than p parts, since all ranks launch a
-// program with equally many; in any other nobody touches it, and it goes on from where it stands.
+// The beginning of a part's messages; each wire has its own memory. The number of parts in the launch does not matter:
+// programs of a communicator differ in parts, by their channels, and use the same connections in turn. All data that
+// stay from launch to launch (messages, flags, counters, positions) belong to a part, so part p of a connection is a
+// connection of its own. Both of its ends are in the same launches, those with more than p parts, since all ranks
+// launch a program with the same number. Other launches leave it unchanged.
 BLINK_INLINE char* messages_of(const State& state, const Connection& of, uint32_t wire) {
   if (wire == Simple::kNumber) return of.ring + static_cast<Word>(state.part) * state.slots * state.message_bytes;
   const Word before = 2 * static_cast<Word>(state.part) + (wire == LL128::kNumber ? 1 : 0);
@@ -171,7 +172,7 @@ BLINK_OUTLINE void open(State& state, const uint32_t* connections, uint32_t ends
   for (uint32_t turn = 0; turn < 2; ++turn) arrive_at(kFree + turn, 2 * kWarp);
 }
 
-// Also after the block has given up: then without the execution that was not completed.
+// Also called after the block has given up; the incomplete execution is then not counted.
 BLINK_INLINE void close(State& state) {
   if (has_publisher(state.wire) && thread_index() < kWarp) {
     for (uint32_t turn = 0; turn < 2; ++turn) meet_at(kFree + turn, 2 * kWarp);
@@ -185,8 +186,8 @@ BLINK_INLINE void close(State& state) {
 
 // ---- waiting
 
-// The first block of the rank that gives up says why. `code` and `connection` are one word: a sign in the connection
-// claims the record while the code is still 0, and both are stored at once when the rest is there.
+// The first block of the rank that gives up stores the reason. `code` and `connection` are one word: a bit in the
+// connection claims the record while the code is 0, and both are stored together after the rest.
 BLINK_INLINE void give_up(State& state, uint32_t code, uint32_t connection, bool sending, Word position) {
   store_shared(state.stopped, code);
   Status* const status = state.status;
@@ -198,15 +199,15 @@ BLINK_INLINE void give_up(State& state, uint32_t code, uint32_t connection, bool
   status->position = position;
   store_release(first, code | static_cast<Word>(connection) << 32);
 #ifdef BLINK_CUDA
-  // What is in the output now must not pass for a result: the stream reports an error. Who aborts knows already.
+  // A partial output must not pass for a result, so the stream reports an error. After an abort the caller knows.
   if (code == kTimedOut) __trap();
 #endif
 }
 
-// A clock of two registers' worth less than 64 bits: about a millisecond a tick, never 0.
+// A clock in one 32-bit register: ticks of about a millisecond, never 0.
 BLINK_INLINE uint32_t coarse_now() { return static_cast<uint32_t>(now_ns() >> 20) | 1; }
 
-// For how long, or whether at all: when the wait began, by the coarse clock, is returned; 0: given up.
+// Checks the abort word and the timeout. Returns the coarse time at which the wait began; 0: given up.
 BLINK_OUTLINE uint32_t look_around(State& state, uint32_t since, uint32_t i, bool sending) {
   if (load_shared(state.stopped) != 0) return 0;
   uint32_t code = kRunning;
@@ -221,13 +222,13 @@ BLINK_OUTLINE uint32_t look_around(State& state, uint32_t since, uint32_t i, boo
   return 0;
 }
 
-// How long something has been waited for.
+// The duration of a wait.
 struct Patience {
   uint32_t spins = 0;
-  uint32_t since = 0;  // 0: nobody has looked at the clock
+  uint32_t since = 0;  // 0: the clock has not been read
 };
 
-// To be asked between two looks at what is awaited: whether to give up, as message number i of the execution.
+// To be called after each failed check of a wait: true if message number i of the execution must be given up.
 BLINK_INLINE bool should_give_up(State& state, Patience& patience, uint32_t i, bool sending) {
   pause(patience.spins);
   if (++patience.spins % kSpinsPerLook != 0) return false;

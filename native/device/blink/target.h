@@ -1,6 +1,5 @@
-// What the text is compiled for: a GPU (BLINK_CUDA), blocks with threads that are emulated on this CPU (BLINK_EMULATED,
-// from the command line), or this CPU with blocks of one thread. The first two run the same code, that of blocks with
-// threads (BLINK_BLOCKS).
+// The compilation target: a GPU (BLINK_CUDA), emulated blocks of threads on this CPU (BLINK_EMULATED, from the command
+// line), or this CPU with blocks of one thread. The first two run the same code, for blocks of threads (BLINK_BLOCKS).
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

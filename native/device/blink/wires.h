@@ -1,29 +1,28 @@
-// Layout and arrival of messages. A message is a row of units of 16
-// bytes, one thread's work each; a wire says what is in a unit and when it has arrived.
+// Layout and arrival of messages. A message is a row of units of 16 bytes, each handled by one thread. A wire defines
+// the content of a unit and the sign of its arrival.
 //
-//   Simple   16 bytes of data. The sender counts messages in `tail` when all of one is there.
+//   Simple   16 bytes of data. The sender counts a message in `tail` when all of it is written.
 //   LL       4 data, 4 flag, 4 data, 4 flag: each half is one store, so its flag vouches for its data.
-//   LL128    lines of 8 units: 120 bytes of data and 8 of flag, the last ones. 8 neighbouring threads write one line by
-//            one instruction, and NVLink keeps it together. Each thread's load is one by itself: so a line is loaded
-//            once more when a vote of the warp has said that its flag was seen.
+//   LL128    lines of 8 units: 120 bytes of data and a flag in the last 8. 8 neighbouring threads write a line in one
+//            instruction, and NVLink keeps it together. The loads of the threads are separate: so after a vote of the
+//            warp has confirmed the flag, the line is loaded again.
 //
-// Each wire has memory of its own, which only the sender writes. What an old message left there never looks like a flag
-// that is waited for:
-//  - LL128's flag of message number p is p + 1: 64 bits that only rise. It lies at the same place of every line, and
-//    nothing but flags is ever stored there. So what lies there is 0, or the flag of a message p - n * slots: below the
-//    one that is waited for, or equal to it, and then the line is that message's own.
-//  - LL's flags lie at fixed places, too, but come round after 2^31 messages. Every 2^30 messages the sender wipes what
-//    the message leaves of LL's lines in its slot (execute.h): one of LL what is behind its units, one of another wire,
-//    which counts in the same positions, all. 0 is no flag: they have their uppermost bit set.
+// Each wire has its own memory, which only the sender writes. Old data there never equal an expected flag:
+//  - LL128's flag of message number p is p + 1: 64 bits that only increase. It is at the same place in every line, and
+//    only flags are stored there. So the place holds 0 or the flag of a message p - n * slots. That is below the
+//    expected flag, or equal to it, and then the line is that message's own.
+//  - LL's flags are at fixed places, too, but repeat after 2^31 messages. Every 2^30 messages the sender clears the
+//    rest of its slot's LL lines (execute.h): a message of LL clears the units behind its own, and one of another wire,
+//    which counts in the same positions, clears all. 0 is not a flag, since flags have their uppermost bit set.
 //
-// Flags make the order of places superfluous. A word of LL is one store and one load with its flag; of a line of LL128
-// the flag is not seen before the rest, and the rest is loaded behind the flag. So the head may be relaxed at both ends:
-// it is stored behind a barrier that each thread comes to with all that it loaded in hand (it has stored what it made of
-// it), and what comes into a slot next depends on the head that was read; no store is early, and the sender's own are in
-// order. PTX promises neither that a line's flag is last, nor that a load is not overtaken by a store behind a barrier:
-// docs/gpu.md says what does. Where one thread goes through a line (this CPU's LL128), data are read behind their flag,
-// and the head says so, both by release and acquire. A relaxed head lets nobody know of what else its block did: a
-// connection has one wire within a launch, and the end of a kernel orders what the next wire may rely on.
+// With flags, the head needs no acquire and release. A word of LL is one store and one load with its flag. In LL128 no
+// reader sees the flag before the rest of the line, and it loads the rest after the flag. So the head is relaxed at
+// both ends. It is stored behind a barrier that each thread reaches after all of its loads have returned (it has stored
+// their results). The next stores into a slot depend on the loaded head: no store is early, and the sender's own stores
+// are in order. PTX guarantees neither that a line's flag is last nor that a store behind a barrier cannot overtake a
+// load; docs/gpu.md says why known hardware does. Where one thread handles a line (this CPU's LL128), data are read
+// after their flag, and before the head, both by release and acquire. A relaxed head publishes nothing else of its
+// block: a connection has one wire within a launch, and the end of a kernel orders the data for the next wire.
 #pragma once
 
 #include "blink/state.h"
@@ -34,7 +33,7 @@ namespace device {
 template <class Wire>
 struct Units;
 
-// What most wires need not do: keep a warp together.
+// The default, for wires that do not keep a warp together.
 struct AloneUnits {
   static constexpr bool kReloads = false;
   BLINK_INLINE static uint32_t padded(uint32_t units) { return units; }
@@ -43,7 +42,7 @@ struct AloneUnits {
   BLINK_INLINE static void warp_sync() {}
 };
 
-// Messages with flags lie in lines, and nothing counts them.
+// Messages with flags are in lines, without a counter.
 struct LineUnits {
   static constexpr bool kCounted = false;
   static constexpr bool kFlagged = true;
@@ -54,9 +53,9 @@ template <>
 struct Units<Simple> : AloneUnits {
   static constexpr bool kCounted = true;   // by `tail`
   static constexpr bool kFlagged = false;
-  static constexpr bool kOrderedHead = true;  // stored with release, read with acquire
-  static constexpr uint32_t kWords = 2;    // of data in a unit, at most
-  static constexpr uint32_t kAlignment = 16;  // of own data that are read by whole words
+  static constexpr bool kOrderedHead = true;  // stored with release, loaded with acquire
+  static constexpr uint32_t kWords = 2;    // data words in a unit, at most
+  static constexpr uint32_t kAlignment = 16;  // of own data that are accessed as whole words
 
   BLINK_INLINE static uint32_t count(uint32_t bytes) { return (bytes + 15) / 16; }
   BLINK_INLINE static uint32_t whole(uint32_t bytes) { return bytes / 16; }
@@ -102,7 +101,7 @@ struct Units<LL> : AloneUnits, LineUnits {
 
 template <>
 struct Units<LL128> : LineUnits {
-  // Whether 8 threads go through a line side by side, or one from unit to unit.
+  // True if 8 threads handle a line side by side; otherwise one thread handles unit after unit.
   static constexpr bool kSideBySide = kWarp % 8 == 0;
   static constexpr bool kReloads = kSideBySide;
   static constexpr bool kOrderedHead = !kSideBySide;
@@ -110,12 +109,12 @@ struct Units<LL128> : LineUnits {
 
   BLINK_INLINE static uint32_t count(uint32_t bytes) { return (bytes + 119) / 120 * 8; }
   BLINK_INLINE static uint32_t whole(uint32_t bytes) { return bytes / 120 * 8; }
-  // A warp stays together: it looks at 4 lines at a time, also where there are fewer.
+  // A warp stays together: it reads 4 lines at a time, even if fewer are left.
   BLINK_INLINE static uint32_t padded(uint32_t units) { return (units + kWarp - 1) / kWarp * kWarp; }
-  // Which unit of its line it is. Threads come in whole lines, so each has the same one of every line it looks at.
+  // The unit's index in its line. Threads come in whole lines, so a thread has the same index in every line.
   BLINK_INLINE static uint32_t in_line(uint32_t unit) { return (kSideBySide ? thread_index() : unit) % 8; }
   BLINK_INLINE static bool has_flag(uint32_t unit) { return in_line(unit) == 7; }
-  // 120 bytes a line and 16 a unit.
+  // 120 bytes per line, 16 per unit.
   BLINK_INLINE static uint32_t offset(uint32_t unit) { return unit * 15 + in_line(unit); }
   BLINK_INLINE static uint32_t width(uint32_t unit) { return has_flag(unit) ? 8 : 16; }
   BLINK_INLINE static Pair load_own(const char* at, uint32_t unit) {
@@ -130,7 +129,7 @@ struct Units<LL128> : LineUnits {
   BLINK_INLINE static Pair data(const Pair& raw) { return raw; }
   BLINK_INLINE static bool warp_all(bool ready) { return all_of_warp(ready); }
   BLINK_INLINE static bool warp_any(bool yes) { return any_of_warp(yes); }
-  // Whatever parted the threads of a line: they write it by one instruction, and load it behind what was voted on.
+  // After a divergence: the threads of a line write it in one instruction, and load it after the vote.
   BLINK_INLINE static void warp_sync() { converge(); }
   BLINK_INLINE static bool read(const char* message, uint32_t unit, Word position, Pair& raw) {
     if constexpr (kSideBySide) {

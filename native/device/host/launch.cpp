@@ -1,5 +1,5 @@
-// The bodies behind rows.h and reduction.h on a CPU: the device layer's own code, with a block of one thread. And how all
-// blocks of a launch run, each as a thread.
+// The bodies behind rows.h and reduction.h on a CPU: the device layer's own code, with blocks of one thread; and the
+// launch of all blocks, one thread each.
 #include "host/launch.h"
 
 #include <chrono>
@@ -54,7 +54,7 @@ __attribute__((visibility("default"))) int blink_launch(void (*entry)(const blin
         running.push_back(std::async(std::launch::async, entry, calls + rank, block));
       }
     }
-  } catch (const std::exception&) {  // no memory, or no threads
+  } catch (const std::exception&) {  // out of memory or threads
     started = false;
   }
   bool ended = started;
