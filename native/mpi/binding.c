@@ -1,6 +1,6 @@
-// libblink_mpi.so's binding to one MPI library: compiled with its mpi.h at first use, linked with nothing. The library
-// that the program has loaded resolves PMPI_ and the handles; core.h's functions come from libblink_mpi.so. Calls of PMPI_
-// leave an address of this file (-fno-optimize-sibling-calls), by which libblink_mpi_fortran.so knows them.
+// libblink_mpi.so's binding to one MPI library: compiled with its mpi.h at first use, without linking. The program's
+// MPI library resolves PMPI_ and the handles; libblink_mpi.so has core.h's functions. Calls of PMPI_ return to an
+// address in this file (-fno-optimize-sibling-calls), by which libblink_mpi_fortran.so recognises them.
 #include <mpi.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -12,11 +12,12 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define LIMIT ((int64_t)0x7fffffff)
-// What a root gives to or gets from each rank: the host engine's ranks begin calls together, and no rank runs ahead.
+// Bytes per rank up to which rooted calls go to MPI: ranks of the host engine start a call together, without running
+// ahead.
 enum { kAtOnceBytes = 256 };
-static const int64_t kMostBytes = (int64_t)1 << 40;  // of a block of a call whose blocks differ
+static const int64_t kMostBytes = (int64_t)1 << 40;  // of a block of a call with blocks of different sizes
 
-// Which MPI it was compiled for, as MPI_Get_library_version calls it.
+// The MPI library that this binding was compiled for, as named by MPI_Get_library_version.
 #if defined(OPEN_MPI)
 EXPORTED const char blink_mpi_built_for[] = "Open MPI";
 #elif defined(MPICH_VERSION) || defined(I_MPI_VERSION)
@@ -32,7 +33,7 @@ enum kind { kSigned, kUnsigned, kFloat, kComplex, kBits, kMoved };
 struct type {
   MPI_Datatype handle;
   int kind, bytes;
-  int dtype, factor;  // what it is combined as, and how many of these; -1: not at all
+  int dtype, factor;  // the type that it is reduced as, and their number per element; -1: cannot be reduced
 };
 
 enum { kTypes = 256 };
@@ -81,7 +82,7 @@ static void add_types(int kind, int count, const MPI_Datatype* handles) {
     add_types(kind, (int)(sizeof some / sizeof *some), some); \
   } while (0)
 
-// Whether the MPI standard has `op` (of blink_operation) for types of this kind.
+// True if the MPI standard defines `op` (of blink_operation) for types of this kind.
 static int combines(int kind, int op) {
   int arithmetic = op == BLINK_SUM || op == BLINK_PROD || op == BLINK_MIN || op == BLINK_MAX;
   if (kind == kComplex) return op == BLINK_SUM;
@@ -100,20 +101,20 @@ static int operation_of(MPI_Op op) {
                           : -1;
 }
 
-// ---- a communicator's state: an attribute, made at its first collective
+// ---- a communicator's state: an attribute, created at its first collective
 
-// With what the core needs of the MPI library.
+// The state with the MPI objects that the core needs.
 struct bound {
   blink_mpi_comm* state;
   MPI_Comm comm;
-  MPI_Request pending;  // never completes: testing it lets the library go on with everything else
-  struct hosts* hosts;  // where its ranks are on several hosts
+  MPI_Request pending;  // never completes: testing it makes the library progress all other requests
+  struct hosts* hosts;  // if its ranks are on several hosts
   struct bound *next, *before;
 };
 
 static struct bound* all;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t generation = 1;  // of the communicators: moves on when one goes, since its handle may come again
+static uint64_t generation = 1;  // of the communicators: raised when one is freed, since its handle may be reused
 
 static int query(void* state, MPI_Status* status) {
   (void)state;
@@ -147,7 +148,7 @@ static void progress(void* self) {
 static struct hosts* meet_hosts(MPI_Comm comm, const uint64_t* numbers, int rank, int size, int* reason);
 static void leave_hosts(struct hosts* hosts);
 
-// All of its ranks are on this host: they share memory, or pass all calls on.
+// For a communicator with all ranks on this host: they share memory, or all calls go to MPI.
 static void make_state(struct bound* bound, int rank, int size) {
   const blink_mpi_peers peers = {rank, size, bound, allgather, progress};
   PMPI_Grequest_start(query, release, cancel, NULL, &bound->pending);
@@ -196,7 +197,7 @@ static void begin(void) {
   PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, forget, &keyval, NULL);
 }
 
-// Whether all ranks of `comm` are here, which every rank finds by itself.
+// True if all ranks of `comm` are on hosts of this job; every rank decides by itself.
 static int are_here(MPI_Comm comm, int size) {
   MPI_Group group, world;
   int *ranks = malloc(2 * (size_t)size * sizeof *ranks), here = 0;
@@ -215,8 +216,8 @@ static int are_here(MPI_Comm comm, int size) {
   return here;
 }
 
-// The state of a communicator at its first call, which decides alone whether it may be one of ours: at the first of the
-// world, and of others when they turn out to be used.
+// Decides the state of a communicator at its first call, which alone decides whether Blink may serve it; for
+// communicators other than the world, again after its first calls.
 static void decide(struct bound* bound, int again) {
   int inter = 0, rank = 0, size = 0;
   PMPI_Comm_test_inter(bound->comm, &inter);
@@ -232,7 +233,7 @@ static void decide(struct bound* bound, int again) {
     const uint64_t host = blink_mpi_host();
     uint64_t* hosts = malloc((size_t)size * sizeof *hosts);
     int several = 0;
-    if (hosts == NULL) PMPI_Abort(bound->comm, MPI_ERR_NO_MEM);  // the others go on
+    if (hosts == NULL) PMPI_Abort(bound->comm, MPI_ERR_NO_MEM);  // the other ranks would continue
     PMPI_Allgather(&host, sizeof host, MPI_BYTE, hosts, sizeof host, MPI_BYTE, bound->comm);
     for (int r = 1; r < size; ++r) several = several || hosts[r] != hosts[0];
     if (several) bound->hosts = meet_hosts(bound->comm, hosts, rank, size, &reason);
@@ -258,7 +259,7 @@ static struct bound* make(MPI_Comm comm) {
   return bound;
 }
 
-// NULL: not one that could have a state.
+// Returns NULL for a communicator that cannot have a state.
 static blink_mpi_comm* look_up(MPI_Comm comm) {
   struct bound* bound = NULL;
   int found = 0, ready = 0;
@@ -266,7 +267,7 @@ static blink_mpi_comm* look_up(MPI_Comm comm) {
   pthread_once(&once, begin);
   if (PMPI_Comm_get_attr(comm, keyval, &bound, &found) != MPI_SUCCESS) return NULL;
   if (!found) bound = make(comm);
-  if (found && bound->state != NULL && bound->state->early == 1) {  // of its first calls this is the last
+  if (found && bound->state != NULL && bound->state->early == 1) {  // its early calls end with this one
     blink_mpi_comm_free(bound->state);
     decide(bound, 1);
   }
@@ -302,36 +303,36 @@ static int fail(MPI_Comm comm) {
   return MPI_ERR_OTHER;
 }
 
-// One side of a call: blocks of elements of a type. Where their bytes do not lie as they are sent, or must not stay where
-// they are, they go by memory of Blink's (`ours`).
+// One side of a call: blocks of elements of a type. Bytes that are not contiguous as sent, or must be moved, go through
+// Blink's own memory (`ours`).
 struct data {
-  int ours, filled, kept;  // and are copied from the user's memory before the call, to it after it
-  char* at;                // the bytes: the user's, or ours
+  int ours, filled, kept;  // copied from the user's memory before the call, and to it after it
+  char* at;                // the bytes: the user's, or Blink's
   char* user;
   MPI_Datatype type;
   int plain;
-  int64_t size, extent, total;  // of an element, and of all blocks; a total that is too large is above LIMIT
-  blink_mpi_blocks bytes;       // from `at` on
-  int64_t counts[kMostRanks], places[kMostRanks];  // as the user gives them
+  int64_t size, extent, total;  // of an element, and of all blocks; above LIMIT if the total is too large
+  blink_mpi_blocks bytes;       // relative to `at`
+  int64_t counts[kMostRanks], places[kMostRanks];  // as passed by the user
 };
 
-// A call as it is made.
+// A call with its arguments.
 struct task {
   blink_mpi_comm* state;
   MPI_Comm comm;
   blink_mpi_call call;
-  const struct type* type;  // of a reduction,
-  MPI_Op op;                // as the user gives it
-  int uneven;               // its blocks differ, and each rank knows of its own
+  const struct type* type;  // of a reduction
+  MPI_Op op;                // as passed by the user
+  int uneven;               // its blocks differ in size, and each rank knows only its own
   int has_given, has_result;
-  int nested;               // the result lies in what is given,
-  int64_t nested_at;        // so many bytes from its beginning
+  int nested;               // the result is a part of the input,
+  int64_t nested_at;        // at this offset in bytes
   struct data *given, *result;
   struct data sides[2];
   int32_t word;             // of a barrier
 };
 
-// What a task is before a function says what it does.
+// The initial task, before a function fills it in.
 static void clear(struct task* task, blink_mpi_comm* state, MPI_Comm comm, int collective, int root) {
   const blink_mpi_call call = {collective, root, 0, BLINK_UINT8, BLINK_SUM};
   task->state = state;
@@ -341,17 +342,17 @@ static void clear(struct task* task, blink_mpi_comm* state, MPI_Comm comm, int c
   task->nested = 0;
 }
 
-// Where block `number` of blocks of `count` elements begins.
+// The address of block `number`, for blocks of `count` elements.
 static void* block(void* user, int64_t number, int64_t count, MPI_Datatype type) {
   MPI_Aint low = 0, extent = 0;
   PMPI_Type_get_extent(type, &low, &extent);
   return (char*)user + number * count * extent;
 }
 
-enum { kInPlace = 0, kByCopy = 1 };  // whether plain bytes may stay where they are
+enum { kInPlace = 0, kByCopy = 1 };  // plain bytes may be used in place, or need a copy
 
-// Of `counts` and `places`, of which there are `count`: where the bytes lie, in the user's memory from the first one on, or
-// in ours one after the other. 0: what a call may not have.
+// Computes the bytes of `count` blocks from `counts` and `places`: in the user's memory from the first block on, or
+// contiguous in Blink's. Returns 0 for invalid arguments.
 static int measure(struct data* data, int count, const void* user, MPI_Datatype type, int by_copy) {
   const struct type* row = find_type(type);
   int64_t least = INT64_MAX;
@@ -374,7 +375,7 @@ static int measure(struct data* data, int count, const void* user, MPI_Datatype 
   }
   for (int i = 0; i < count; ++i) {
     const int64_t begin = data->places[i] * data->size;
-    int64_t bytes = 0;  // a division would be half of a small call's preparation
+    int64_t bytes = 0;  // a division would take half of a small call's preparation
     if (data->counts[i] < 0 || __builtin_mul_overflow(data->counts[i], data->size, &bytes) || bytes > kMostBytes) return 0;
     data->bytes.lengths[i] = bytes;
     data->bytes.places[i] = data->ours ? data->total : begin;
@@ -382,14 +383,14 @@ static int measure(struct data* data, int count, const void* user, MPI_Datatype 
     if (bytes > 0 && begin < least) least = begin;
   }
   if (data->ours) return data->user != NULL || data->total == 0 || row == NULL;
-  // A place may be before the buffer.
+  // A displacement may be negative.
   if (data->total == 0) least = 0;
   data->at = (char*)((uintptr_t)user + (uintptr_t)least);
   for (int i = 0; i < count; ++i) data->bytes.places[i] = data->bytes.lengths[i] == 0 ? 0 : data->bytes.places[i] - least;
   return data->at != NULL || data->total == 0;
 }
 
-// The same of one block.
+// The same for one block.
 static int measure_one(struct data* data, const void* user, int64_t count, MPI_Datatype type, int by_copy) {
   data->counts[0] = count;
   data->places[0] = 0;
@@ -409,8 +410,8 @@ static struct data* gets(struct task* task, struct data* data) {
   return data;
 }
 
-// Between the user's memory and ours, by PMPI_Pack or _Unpack in pieces of less than 2^31 bytes where it is not plain. 0, or
-// an error.
+// Copies between the user's memory and Blink's; types that are not plain go through PMPI_Pack or PMPI_Unpack in pieces
+// of less than 2^31 bytes. Returns 0 or an error code.
 static int copy(const struct data* data, int back, MPI_Comm comm) {
   for (int i = 0; i < data->bytes.count; ++i) {
     char* user = data->user + data->places[i] * data->extent;
@@ -420,7 +421,7 @@ static int copy(const struct data* data, int back, MPI_Comm comm) {
       memcpy(back ? user : packed, back ? packed : user, (size_t)(data->counts[i] * data->size));
       continue;
     }
-    if (left > 0 && data->size > LIMIT) return fail(comm);  // no piece is so small
+    if (left > 0 && data->size > LIMIT) return fail(comm);  // a single element exceeds a piece
     while (left > 0) {
       const int some = (int)(left < LIMIT / data->size ? left : LIMIT / data->size);
       const int bytes = (int)(some * data->size);
@@ -436,7 +437,7 @@ static int copy(const struct data* data, int back, MPI_Comm comm) {
   return MPI_SUCCESS;
 }
 
-// How a call ended that the MPI library is to have.
+// The outcome of a call that the MPI library must run.
 enum { kPass = -1 };
 
 static int code_of(int outcome, MPI_Comm comm) {
@@ -444,7 +445,7 @@ static int code_of(int outcome, MPI_Comm comm) {
   return outcome == BLINK_MPI_NO_PLAN ? kPass : fail(comm);
 }
 
-// Memory of ours for one side.
+// Provides Blink's memory for one side, if needed.
 static int furnish(const struct task* task, struct data* data, int number) {
   if (!data->ours) return MPI_SUCCESS;
   data->at = blink_mpi_scratch(task->state, number, (size_t)data->total + 1);
@@ -452,7 +453,7 @@ static int furnish(const struct task* task, struct data* data, int number) {
   return data->filled ? copy(data, 0, task->comm) : MPI_SUCCESS;
 }
 
-// The bytes of both sides, as they are now. 0, or an error.
+// Prepares the bytes of both sides. Returns 0 or an error code.
 static int begin_task(struct task* task) {
   int code = MPI_SUCCESS;
   if (task->has_given) code = furnish(task, task->given, 0);
@@ -465,7 +466,7 @@ static int end_task(const struct task* task) {
   return task->has_result && task->result->kept && !task->nested ? copy(task->result, 1, task->comm) : MPI_SUCCESS;
 }
 
-// The call as the core has it.
+// Runs the call in the core.
 static int run_task(const struct task* task) {
   const char* input = task->has_given ? task->given->at : NULL;
   char* output = task->has_result ? task->result->at : NULL;
@@ -481,7 +482,8 @@ static int serve(struct task* task) {
   return code == MPI_SUCCESS ? end_task(task) : code;
 }
 
-// Of a reduction of so many elements, in so many blocks: what they are combined as. kReasons, or why Blink does not.
+// Sets the element type and operation of a reduction of `elements` elements in `blocks` blocks. Returns kReasons, or
+// the reason why Blink does not serve it.
 static int reduction(struct task* task, int64_t elements, int64_t blocks, MPI_Datatype datatype, MPI_Op op) {
   const struct type* row = find_type(datatype);
   const int operation = operation_of(op);
@@ -497,7 +499,7 @@ static int reduction(struct task* task, int64_t elements, int64_t blocks, MPI_Da
   return kReasons;
 }
 
-// What both sides of a reduction are: plain memory.
+// Sets both sides of a reduction, which are plain memory.
 static void reduces(struct task* task, const void* from, void* to) {
   if (from != NULL) {
     task->given = &task->sides[0];
@@ -515,7 +517,7 @@ static void reduces(struct task* task, const void* from, void* to) {
 
 #include "hosts.inc"
 
-// Of a communicator whose reason is kHosts.
+// The hosts of a communicator with reason kHosts.
 static struct hosts* hosts_of(MPI_Comm comm) {
   struct bound* bound = NULL;
   int found = 0;
@@ -524,7 +526,7 @@ static struct hosts* hosts_of(MPI_Comm comm) {
 }
 
 #define OPEN(...) __VA_ARGS__
-// A function, whose last argument is `comm`. Across hosts there is Allreduce alone.
+// An exported function, with `comm` as last argument. Across hosts Blink serves Allreduce only.
 #define BLOCKING(Name, parameters, arguments)                                                                  \
   EXPORTED int NAME(blink_bound_##Name) parameters {                                                           \
     blink_mpi_comm* state = state_of(comm);                                                                    \
@@ -557,7 +559,7 @@ static struct hosts* hosts_of(MPI_Comm comm) {
 #endif
 
 #define NAME(name) name
-// The least that no rank can finish before all have begun.
+// The smallest call that no rank can finish before all have begun.
 static int Barrier(struct task* task, MPI_Comm comm, blink_mpi_comm* state) {
   clear(task, state, comm, BLINK_ALLREDUCE, 0);
   task->call.count = 1;

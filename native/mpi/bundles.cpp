@@ -17,15 +17,15 @@ constexpr double kPlanS = 60;
 
 struct Bundles {
   std::mutex mutex;
-  std::map<int, std::pair<std::string, std::string>> made;  // path, and why there is none
+  std::map<int, std::pair<std::string, std::string>> made;  // path, and the error if there is no file
   std::map<std::pair<std::string, int>, std::shared_ptr<blink_bundle>> open;
 };
 Bundles& bundles() {
-  static Bundles* const all = new Bundles;  // never destroyed: communicators may go at the very end
+  static Bundles* const all = new Bundles;  // never destroyed, since communicators may be freed at the very end
   return *all;
 }
 
-// Of the files that were there when the program was started: "RANKS PATH" a line.
+// Searches the bundles that existed when the program was started: one "RANKS PATH" per line.
 std::string known_bundle(int ranks) {
   const char* const known = std::getenv("BLINK_MPI_BUNDLES");
   std::istringstream lines(known == nullptr ? "" : known);
@@ -46,7 +46,7 @@ std::string bundle_for(int ranks, std::string* why) {
   Bundles& all = bundles();
   const std::lock_guard<std::mutex> lock(all.mutex);
   auto& [path, trouble] = all.made[ranks];
-  if (path.empty() && trouble.empty()) {  // once: what fails, fails for every communicator
+  if (path.empty() && trouble.empty()) {  // once, since an error would recur for every communicator
     const Deadline deadline(seconds_from("BLINK_PLAN_TIMEOUT", kPlanS));
     if (!shim::run_python(kModule, {std::to_string(ranks)}, "", deadline, &path, &trouble)) path.clear();
   }

@@ -1,4 +1,5 @@
-// The plans of this host for so many ranks: a file that Python makes at first use (blinkccl/runtime/host_bundle.py).
+// The plans of this host for a number of ranks: a file that Python writes at first use
+// (blinkccl/runtime/host_bundle.py).
 #pragma once
 
 #include <memory>
@@ -8,9 +9,10 @@
 
 namespace blink::mpi {
 
-// The file, made now if it is not there; empty and `why` if that fails or takes longer than BLINK_PLAN_TIMEOUT seconds.
+// The path of the file, which is written now if it is missing; empty and `why` on an error or after BLINK_PLAN_TIMEOUT
+// seconds.
 std::string bundle_for(int ranks, std::string* why);
-// That file, opened once per process; null and `why`.
+// Opens that file, once per process; null and `why` on an error.
 std::shared_ptr<blink_bundle> open_bundle(const std::string& path, int ranks, std::string* why);
 
 }  // namespace blink::mpi

@@ -36,15 +36,15 @@ namespace {
 
 constexpr std::size_t kMostOps = 256;
 constexpr std::int32_t kEarlyCalls = 32;
-constexpr double kForeverS = 1e9;  // as MPI waits, where BLINK_TIMEOUT does not say otherwise
+constexpr double kForeverS = 1e9;  // MPI waits without limit unless BLINK_TIMEOUT is set
 constexpr std::size_t kKeptScratch = 64 << 20;
 
 bool operator==(const blink_mpi_call& a, const blink_mpi_call& b) {
   return a.count == b.count && a.collective == b.collective && a.root == b.root && a.dtype == b.dtype && a.op == b.op;
 }
 
-// What an operation is prepared for. `blocks`: lengths and places of the sources, then of the targets; empty where all
-// are of one length.
+// The key of a prepared operation. `blocks`: lengths and places of the sources, then of the targets; empty if all
+// blocks have one length.
 struct Key {
   blink_mpi_call call;
   std::vector<std::int64_t> blocks;
@@ -71,31 +71,31 @@ struct Same {
 
 struct Prepared {
   Key key;
-  blink_op* op;         // null: no plan has room for it, or
-  bool wrong;           // this rank's blocks make no sense
-  std::uint64_t bytes;  // of a call, for people
+  blink_op* op;         // null: no plan has room for the call, or
+  bool wrong;           // this rank's blocks are invalid
+  std::uint64_t bytes;  // per call, for the report
   std::uint64_t calls;
 };
 
-// The operations used last, which all ranks forget alike where they make the same calls. Blocks that differ in length are
-// each rank's own matter, and so in another cache.
+// The operations used last. Ranks that make the same calls evict the same ones. Blocks of different lengths are known
+// to each rank only, so they have a cache of their own.
 struct Cache {
-  std::list<Prepared> prepared;  // the one used last is first
+  std::list<Prepared> prepared;  // the most recent one first
   std::unordered_map<Key, std::list<Prepared>::iterator, Hash, Same> known;
 };
 
-// What a rank says of itself before a communicator is made. Compared as bytes where all must be the same.
+// A rank's description before a communicator is created; `same` must be equal on all ranks, byte for byte.
 struct Rank {
   struct {
     char version[32];
     std::uint64_t host, binding;
   } same;
   std::int32_t pid;
-  char refuses[160];  // why it cannot take part; empty: it can
+  char refuses[160];  // the reason why it cannot take part; empty if it can
   cpu_set_t cores;
 };
 
-// What rank 0 says to the others.
+// Rank 0's message to the others.
 struct Offer {
   Meeting meeting;
   char bundle[1024], refuses[512];
@@ -107,13 +107,14 @@ void copy_text(char* target, std::size_t room, const std::string& text) {
   target[length] = '\0';
 }
 
-// How many calls a communicator passes on before its ranks share memory. The same on all ranks: mpirun passes it on.
+// The calls on a communicator that go to MPI before its ranks share memory. Equal on all ranks, since mpirun passes on
+// the variable.
 std::int32_t early_calls() {
   const char* const text = variable("BLINK_MPI_AFTER");
   return text == nullptr ? kEarlyCalls : std::max(0, std::atoi(text));
 }
 
-// Of a call, in all; of blocks that differ what this rank knows.
+// The bytes of a call in all; with blocks of different sizes, those that this rank knows.
 std::uint64_t bytes_of(const Key& key, int size, std::int32_t sources) {
   const blink_mpi_call& call = key.call;
   std::int64_t elements = call.count;
@@ -143,11 +144,11 @@ class Communicator final : public blink_mpi_comm {
   int run(const blink_mpi_call& wanted, const blink_mpi_blocks& sources, const blink_mpi_blocks& targets, const void* input,
           void* output);
   void* scratch(int number, std::size_t bytes);
-  // Writes what has been served since the last time.
+  // Reports the calls served since the last report.
   void tell();
 
  private:
-  // Of these, each is an exchange among all ranks, who come to the same end. False and `why`.
+  // Each of these exchanges data among all ranks, with the same outcome on all. False and `why` on an error.
   bool know(const blink_mpi_peers& peers, std::string* why);
   bool agree_on_crossing(const blink_mpi_peers& peers, std::string* why);
   bool meet(const blink_mpi_peers& peers, std::string* why);
@@ -167,9 +168,9 @@ class Communicator final : public blink_mpi_comm {
   std::shared_ptr<blink_bundle> bundle_;
   std::unique_ptr<SharedSegment> segment_;
   bool crosses_ = false;
-  bool failed_ = false;  // a call has said why this has ended
+  bool failed_ = false;  // a call has reported the error
   Prepared* last_ = nullptr;
-  Key wanted_{};  // of blocks
+  Key wanted_{};  // of a call with blocks
   Cache even_, uneven_;
   ServedCalls served_;
   std::vector<char> scratch_[2];
@@ -177,7 +178,7 @@ class Communicator final : public blink_mpi_comm {
 
 namespace {
 
-// Those of this process, for the report at its end.
+// This process's communicators, for the report at exit.
 struct Living {
   std::mutex mutex;
   std::set<Communicator*> all;
@@ -189,15 +190,15 @@ Living& living() {
   return *communicators;
 }
 
-// At the exit of a program that has not called MPI_Finalize.
+// Reports at the exit of a program that does not call MPI_Finalize.
 void tell_all() {
   Living& here = living();
-  if (here.owner != getpid()) return;  // a forked child has made none of these calls
+  if (here.owner != getpid()) return;  // a forked child has run none of these calls
   const std::lock_guard<std::mutex> lock(here.mutex);
   for (Communicator* communicator : here.all) communicator->tell();
 }
 
-// Memory of a GPU looks like any other to us, and only some ranks may pass it: where there can be some, MPI has all calls.
+// GPU memory is indistinguishable here, and perhaps only some ranks pass it. So with a GPU library MPI runs all calls.
 bool has_cuda() {
   for (const char* name : {"libcuda.so.1", "libamdhip64.so"}) {
     void* const handle = dlopen(name, RTLD_NOLOAD | RTLD_LAZY);
@@ -208,7 +209,7 @@ bool has_cuda() {
   return false;
 }
 
-// A communicator keeps some descriptors: the program is not to run out of them. Its ranks meet by a socket each.
+// A communicator keeps descriptors, and the program must not run out of them. Each rank meets the others by a socket.
 bool has_descriptors(int size) {
   rlimit most{};
   DIR* const open_ones = opendir("/proc/self/fd");
@@ -229,15 +230,15 @@ Rank this_rank(int size) {
   own.same.binding = static_cast<std::uint64_t>(blink_abi_version()) << 32 | BLINK_MPI_BINDING_VERSION;
   own.pid = static_cast<std::int32_t>(getpid());
   if (is_disabled()) copy_text(own.refuses, sizeof own.refuses, "BLINK_DISABLE=1");
-  if (!has_descriptors(size)) copy_text(own.refuses, sizeof own.refuses, "has few file descriptors left (ulimit -n)");
-  if (has_cuda()) copy_text(own.refuses, sizeof own.refuses, "a GPU's library is loaded, and Blink serves memory of the host");
+  if (!has_descriptors(size)) copy_text(own.refuses, sizeof own.refuses, "few file descriptors are left (ulimit -n)");
+  if (has_cuda()) copy_text(own.refuses, sizeof own.refuses, "a GPU library is loaded; Blink serves host memory only");
   if (sched_getaffinity(0, sizeof own.cores, &own.cores) != 0) CPU_ZERO(&own.cores);
   return own;
 }
 
 std::string of_rank(int rank, const std::string& what) { return "rank " + std::to_string(rank) + ": " + what; }
 
-// What a rank calls, for people.
+// A rank's call as text.
 std::string call_text(std::uint64_t what, std::int64_t elements) {
   const auto collective = static_cast<std::uint32_t>(what & 0xff) - 1;
   const auto dtype = static_cast<std::uint32_t>(what >> 8 & 0xff), op = static_cast<std::uint32_t>(what >> 16 & 0xff);
@@ -303,7 +304,7 @@ bool Communicator::know(const blink_mpi_peers& peers, std::string* why) {
     if (one.refuses[0] != '\0') return *why = of_rank(r, one.refuses), false;
     if (std::memcmp(&one.same, &all[0].same, sizeof one.same) != 0) {
       const bool host = one.same.host != all[0].same.host;
-      *why = of_rank(r, host ? "is on another host than rank 0" : "has another version of Blink than rank 0");
+      *why = of_rank(r, host ? "it is on another host than rank 0" : "it has another version of Blink than rank 0");
       return false;
     }
     CPU_OR(&cores, &cores, &one.cores);
@@ -322,7 +323,7 @@ bool Communicator::meet(const blink_mpi_peers& peers, std::string* why) {
       copy_text(offer.refuses, sizeof offer.refuses, *why);
     }
   }
-  // The others wait here while rank 0 plans, which is at a deadline.
+  // The other ranks wait here while rank 0 plans, within its timeout.
   std::vector<Offer> offers(static_cast<std::size_t>(size));
   if (peers.allgather(peers.self, &offer, offers.data(), sizeof offer) != 0) return *why = "MPI_Allgather failed", false;
   offer = offers[0];
@@ -344,7 +345,7 @@ bool Communicator::meet(const blink_mpi_peers& peers, std::string* why) {
   return agree_on_crossing(peers, why);
 }
 
-// Whether every rank lets the system copy between its memory and the others'; none of them has left yet.
+// Decides whether all ranks let the kernel copy between their address spaces; none of them has left yet.
 bool Communicator::agree_on_crossing(const blink_mpi_peers& peers, std::string* why) {
   const char* const wish = std::getenv("BLINK_CROSS_MEMORY");
   const std::int32_t mine = (wish == nullptr || std::strcmp(wish, "0") != 0) && blink_can_cross(segment_->comm()) != 0;
@@ -439,7 +440,7 @@ int Communicator::failed(const blink_mpi_call& wanted) {
   blink_error error{};
   blink_last_error(segment_->comm(), &error);
   const bool before = error.code != BLINK_REFUSED && std::exchange(failed_, true);
-  say(where(wanted) + (before ? "the communicator has ended before: " : "") + why_it_failed(error) + "\n");
+  say(where(wanted) + (before ? "the communicator failed in an earlier call: " : "") + why_it_failed(error) + "\n");
   return BLINK_MPI_FAILED;
 }
 
@@ -455,7 +456,7 @@ void* Communicator::scratch(int number, std::size_t bytes) {
   return memory.data();
 }
 
-// Twice does no harm.
+// A second call has no effect.
 void Communicator::leave() {
   {
     Living& here = living();
@@ -484,7 +485,7 @@ using blink::mpi::Communicator;
 
 namespace {
 
-// No exception leaves: `otherwise` is the answer then.
+// Catches all exceptions, and returns `otherwise` then.
 template <class Body, class Result>
 Result guarded(Body body, Result otherwise) {
   try {

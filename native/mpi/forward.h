@@ -1,11 +1,11 @@
-// How a function of MPI is forwarded: its arguments pass as words.
+// Forwarding of MPI functions: arguments are passed as words.
 #pragma once
 
 extern "C" {
 using blink_mpi_any = long (*)();
-// Where a function (of blink_mpi_function) goes; the library is looked for by the address that calls it first.
+// The destination of a function (of blink_mpi_function). The first caller's address selects the library.
 blink_mpi_any blink_mpi_target(int function, void* caller);
-// The library's own, whoever comes before it.
+// The MPI library's own function, without interposed libraries.
 blink_mpi_any blink_mpi_own(int function, void* caller);
 }
 

@@ -1,9 +1,9 @@
-// The functions of MPI that libblink_mpi.so comes before, each with how many arguments it has. All are integers, handles
-// or pointers: one register or one word of the stack each, whatever the MPI library, so that one build serves them all.
+// The MPI functions that libblink_mpi.so interposes, each with its number of arguments. All are integers, handles or
+// pointers: one register or stack word each in every MPI library, so one build serves all.
 //
-//   HANDLED        binding.inc has a function for it, and one for the second form of MPI 4 (_c, counts of MPI_Count)
-//   ALONE          the binding has one for it, without a second form
-//   COUNTED        goes to the MPI library, and so does its second form; counted with the reason
+//   HANDLED        binding.inc implements it and its second form of MPI 4 (_c, counts of MPI_Count)
+//   ALONE          the binding implements it; it has no second form
+//   COUNTED        goes to the MPI library, as does its second form; counted with the reason
 //   COUNTED_ALONE  the same without a second form
 #ifndef BLINK_MPI_FUNCTIONS_H
 #define BLINK_MPI_FUNCTIONS_H
@@ -22,8 +22,8 @@
 #define BLINK_MPI_ALONE(ALONE, COUNTED_ALONE) \
   ALONE(Barrier, 1) ALONE(Init, 2) ALONE(Init_thread, 4) COUNTED_ALONE(Ibarrier, 2, kLater)
 
-// Those of MPI 4, beside the second forms. A library of their own (libblink_mpi4.so) comes before them, which is preloaded
-// only where the MPI library has them: programs look whether there are such functions.
+// The functions new in MPI 4, besides second forms. A separate library (libblink_mpi4.so) interposes them; it is
+// preloaded only if the MPI library has them, since programs test for them.
 #define BLINK_MPI_4_COLLECTIVES(COUNTED)                                                                       \
   COUNTED(Allreduce_init, 8, kLater) COUNTED(Bcast_init, 7, kLater) COUNTED(Reduce_init, 9, kLater)            \
   COUNTED(Allgather_init, 9, kLater) COUNTED(Allgatherv_init, 10, kLater) COUNTED(Gather_init, 10, kLater)     \
@@ -33,27 +33,27 @@
   COUNTED(Scan_init, 8, kLater) COUNTED(Exscan_init, 8, kLater)
 #define BLINK_MPI_4_ALONE(COUNTED_ALONE) COUNTED_ALONE(Barrier_init, 3, kLater)
 
-// Why a call went to the MPI library.
+// The reasons why a call goes to the MPI library.
 #define BLINK_MPI_REASONS(REASON)                                                                      \
-  REASON(kUnbound, "libblink_mpi.so could not be joined to this MPI library")                          \
+  REASON(kUnbound, "libblink_mpi.so has no binding to this MPI library")                               \
   REASON(kOneRank, "a communicator of one rank")                                                       \
-  REASON(kInter, "an inter-communicator")                                                              \
+  REASON(kInter, "an intercommunicator")                                                               \
   REASON(kElsewhere, "not all ranks are under the same blink run --mpi, or not on this host")               \
   REASON(kEarly, "the first calls on a communicator (BLINK_MPI_AFTER)")                                \
-  REASON(kHosts, "among several hosts, where Blink has Allreduce alone")                               \
-  REASON(kUneven, "among several hosts with different numbers of ranks")                               \
-  REASON(kApart, "on no host more than one of the ranks")                                              \
+  REASON(kHosts, "across hosts, where Blink serves Allreduce only")                                    \
+  REASON(kUneven, "across hosts with different numbers of ranks")                                      \
+  REASON(kApart, "no host has more than one of the ranks")                                             \
   REASON(kSetup, "the ranks could not share memory")                                                   \
-  REASON(kType, "a type or an operation that Blink does not reduce with")                              \
+  REASON(kType, "a type or operation that Blink does not reduce")                                      \
   REASON(kEmpty, "nothing to move")                                                                    \
-  REASON(kAtOnce, "at most 256 bytes from or to one rank, which MPI sends without a look at the receiver")  \
+  REASON(kAtOnce, "at most 256 bytes from or to one rank, which MPI sends without waiting for the receiver")  \
   REASON(kLarge, "more than 2^31 bytes")                                                               \
-  REASON(kArguments, "arguments that are the MPI library's to judge")                                  \
-  REASON(kNoPlan, "no plan has room for it")                                                           \
+  REASON(kArguments, "arguments that the MPI library must check")                                      \
+  REASON(kNoPlan, "no plan has room for the call")                                                     \
   REASON(kLater, "nonblocking or persistent")                                                          \
-  REASON(kOther, "a collective that Blink does not have")
+  REASON(kOther, "a collective that Blink does not serve")
 
-// Any X of every function, in one order.
+// All functions, in one order, through the given macros.
 #define BLINK_MPI_FUNCTIONS(HANDLED, ALONE, COUNTED, COUNTED_ALONE)                          \
   BLINK_MPI_COLLECTIVES(HANDLED, COUNTED) BLINK_MPI_ALONE(ALONE, COUNTED_ALONE)              \
   BLINK_MPI_4_COLLECTIVES(COUNTED) BLINK_MPI_4_ALONE(COUNTED_ALONE) ALONE(Finalize, 0)

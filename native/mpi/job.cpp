@@ -25,7 +25,7 @@ namespace blink::mpi {
 namespace {
 
 constexpr std::chrono::seconds kPatience(2);  // for a rank that MPI_Init did not wait for
-constexpr double kPatienceAmongHostsS = 70;  // longer than any network file system keeps an old listing
+constexpr double kPatienceAmongHostsS = 70;  // longer than any network file system caches a listing
 constexpr std::chrono::milliseconds kLook(1);
 
 bool announced = false;
@@ -37,14 +37,14 @@ const char* first_of(std::initializer_list<const char*> names) {
   return nullptr;
 }
 
-// −1: unknown. As Open MPI, MPICH's and Intel MPI's Hydra, PMIx and Slurm say it.
+// Reads a number from the variables of Open MPI, of MPICH's and Intel MPI's Hydra, of PMIx or of Slurm. −1: unknown.
 int number_of(std::initializer_list<const char*> names) {
   const char* const text = first_of(names);
   return text == nullptr ? -1 : std::atoi(text);
 }
 int local_size() { return number_of({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}); }
 
-// Tells jobs apart that one blink run starts, where the launcher gives them a name.
+// The prefix of a job's files: one blink run may start several jobs, and launchers that name them keep them apart.
 std::string job() {
   const char* const name =
       first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_STEP_ID", "SLURM_JOB_ID"});
@@ -55,13 +55,13 @@ std::string job() {
 
 bool all_hosts_count() { return first_of({"BLINK_MPI_SHARED_DIR"}) != nullptr; }
 
-// The namespace of process numbers; 0: unknown.
+// The PID namespace's number; 0: unknown.
 std::uint64_t processes() {
   struct stat found {};
   return stat("/proc/self/ns/pid", &found) == 0 ? static_cast<std::uint64_t>(found.st_ino) : 0;
 }
 
-// A file's name is its job, and the rank's host, number, process, and what numbers that.
+// The ranks with a file. Its name is the job, then the rank's host, number, process and PID namespace.
 std::set<int> ranks_in(const char* path) {
   std::set<int> found;
   const std::string ours = job();
@@ -77,7 +77,7 @@ std::set<int> ranks_in(const char* path) {
     const std::uint64_t numbered = *end == '.' ? std::strtoull(end + 1, &end, 10) : 0;
     if (rank < 0 || pid <= 0 || *end != '\0') continue;
     const bool here = host == host_number();
-    // A number of another container says nothing here.
+    // A process id of another container cannot be checked.
     const bool lives = numbered != processes() || kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM;
     if (here ? lives : all_hosts_count()) found.insert(static_cast<int>(rank));
   }
@@ -86,9 +86,9 @@ std::set<int> ranks_in(const char* path) {
 }
 
 [[noreturn]] void end_for_lack_of(int rank) {
-  say("blink: --shared-dir says that all ranks run under this blink run, but rank " + std::to_string(rank) +
-      " is not in " + std::getenv("BLINK_MPI_RANKS") + ": let the launcher pass LD_PRELOAD and BLINK_… on to all hosts, "
-      "and see that all of them have that directory\n");
+  say("blink: --shared-dir requires that all ranks run under this blink run, but rank " + std::to_string(rank) +
+      " is not in " + std::getenv("BLINK_MPI_RANKS") + ": make the launcher pass LD_PRELOAD and BLINK_… to all hosts, "
+      "and mount that directory on all of them\n");
   std::abort();
 }
 
@@ -118,18 +118,19 @@ void announce() {
                            std::to_string(world_rank()) + "." + std::to_string(getpid()) + "." +
                            std::to_string(processes());
   const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0) return;  // this rank is not there for the others
+  if (file < 0) return;  // the others will miss this rank
   close(file);
   announced = true;
 }
 
 bool are_here(const int* world_ranks, int count) {
   const char* const path = std::getenv("BLINK_MPI_RANKS");
-  if (path == nullptr || !announced) return false;  // and without it, the others do not count either
+  if (path == nullptr || !announced) return false;  // this rank cannot announce itself, so the others do not count
+                                                    // either
   const bool others_count = all_hosts_count();
   const bool on_several_hosts = local_size() >= 0 && local_size() < world_size();
   const std::chrono::duration<double> patience(seconds_from("BLINK_MPI_PATIENCE", kPatienceAmongHostsS));
-  static std::atomic<bool> in_vain{false};  // whoever has not come until now is not like us
+  static std::atomic<bool> in_vain{false};  // a rank that is still missing runs without Blink
   const auto begun = std::chrono::steady_clock::now();
   for (;;) {
     const std::set<int> found = ranks_in(path);

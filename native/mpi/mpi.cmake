@@ -1,5 +1,5 @@
-# libblink_mpi.so, which is preloaded under MPI programs; what knows an MPI library is compiled at first use
-# (blinkccl/apps/mpi/binding.py), from the files that are installed here.
+# libblink_mpi.so, which MPI programs preload. The part that depends on an MPI library is compiled at first use
+# (blinkccl/apps/mpi/binding.py), from the files installed here.
 if(NOT BLINK_TESTS)
   file(GLOB mpi_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
   list(FILTER mpi_sources EXCLUDE REGEX "preload(4|_fortran)")

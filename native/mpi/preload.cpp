@@ -1,9 +1,8 @@
-// libblink_mpi.so as a program sees it: MPI's functions, which at the first call look for the MPI library that the
-// program has loaded, and for the binding that was made for it. Before that nothing happens: a program that never calls
-// MPI is not touched.
+// libblink_mpi.so's exports: MPI's functions, which search at the first call for the program's MPI library and its
+// binding. A program that never calls MPI is not affected.
 //
-// A call costs one indirect jump more. Its arguments pass as words: what the upper halves of narrower ones hold is not
-// looked at by whom they are for (the calling conventions of x86-64 and of AArch64 say so).
+// A call costs one more indirect jump. Its arguments are passed as words: the callee ignores the upper halves of
+// narrower ones (calling conventions of x86-64 and AArch64).
 #include <dlfcn.h>
 #include <link.h>
 
@@ -29,12 +28,12 @@ const char* const kNames[] = {
 };
 
 using Function = blink_mpi_any;
-std::atomic<Function> functions[kFunctions];  // what MPI_… goes to; null: not known yet
+std::atomic<Function> functions[kFunctions];  // the destination of MPI_…; null: not known yet
 
-// What only the library itself has, whatever else comes before it (libblink_mpi_fortran.so has some of PMPI_).
+// A function that only the MPI library has; libblink_mpi_fortran.so has some of PMPI_.
 constexpr const char* kProof = "PMPI_Get_library_version";
 
-// Where the library that the caller uses is looked for: among what the caller was linked with, else anywhere.
+// The handle in which the caller's MPI library is searched: the libraries that the caller was linked with, else any.
 void* place_of(void* caller) {
   Dl_info about{};
   link_map* map = nullptr;
@@ -44,8 +43,8 @@ void* place_of(void* caller) {
     if (handle != nullptr && dlsym(handle, kProof) != nullptr) return handle;
   }
   if (dlsym(RTLD_NEXT, kProof) != nullptr) return RTLD_NEXT;
-  // A wrapper that ends with the call leaves no address of its own, and what was loaded for it alone is not among what
-  // all see.
+  // A wrapper that tail-calls leaves no address of its own, and a library loaded for it alone is not in the global
+  // scope. So all loaded libraries are searched.
   void* const whole = dlopen(nullptr, RTLD_NOLOAD | RTLD_LAZY);
   link_map* loaded = nullptr;
   if (whole == nullptr || dlinfo(whole, RTLD_DI_LINKMAP, &loaded) != 0) return nullptr;
@@ -58,7 +57,7 @@ void* place_of(void* caller) {
   return nullptr;
 }
 
-// The library itself: what it has comes before all else.
+// The MPI library itself, so that interposed functions are not found before its own.
 void* handle_of(void* caller) {
   void* const place = place_of(caller);
   Dl_info about{};
@@ -68,7 +67,7 @@ void* handle_of(void* caller) {
 }
 
 std::string version_of(void* library) {
-  char text[8192] = {};  // MPI_MAX_LIBRARY_VERSION_STRING is the largest in MPICH and its kin
+  char text[8192] = {};  // MPICH and its derivatives have the largest MPI_MAX_LIBRARY_VERSION_STRING
   int length = 0;
   auto* tell = reinterpret_cast<int (*)(char*, int*)>(dlsym(library, kProof));
   return tell != nullptr && tell(text, &length) == 0 ? std::string(text) : "an MPI library without a version";
@@ -81,15 +80,15 @@ bool is_of(const std::string& version, const std::string& family) {
   return !family.empty() && has(family.c_str());
 }
 
-// The binding that BLINK_MPI_BINDING names, if it is for this library; else null and why.
+// The binding in BLINK_MPI_BINDING, if it is for this library; else null and `why`.
 void* open_binding(void* library, std::string* why) {
   const char* file = variable("BLINK_MPI_BINDING");
   if (file == nullptr) {
-    *why = "BLINK_MPI_BINDING is not set: start the program by blink run --mpi";
+    *why = "BLINK_MPI_BINDING is not set: start the program with blink run --mpi";
     return nullptr;
   }
-  // The binding's names are resolved among the program's own, where a library that was loaded for one module (as Python's
-  // are) is not.
+  // The binding's names are resolved in the global scope, which lacks a library that was loaded for one module (as
+  // Python's modules are).
   Dl_info about{};
   if (dladdr(dlsym(library, kProof), &about) != 0) dlopen(about.dli_fname, RTLD_NOLOAD | RTLD_LAZY | RTLD_GLOBAL);
   void* const binding = dlopen(file, RTLD_NOW | RTLD_LOCAL);
@@ -101,10 +100,11 @@ void* open_binding(void* library, std::string* why) {
   const auto* number = static_cast<const int*>(dlsym(binding, "blink_mpi_binding_version"));
   const std::string version = version_of(library);
   if (number == nullptr || *number != BLINK_MPI_BINDING_VERSION) {
-    *why = std::string(file) + " is of another version of Blink";
+    *why = std::string(file) + " belongs to another version of Blink; start the program with blink run --mpi";
   } else if (!is_of(version, family)) {
     *why = "the binding was built for " + std::string(*family != '\0' ? family : "an MPI library unknown to Blink") +
-           ", the program uses " + version.substr(0, version.find('\n')) + "; name its compiler with blink run --mpicc";
+           ", but the program uses " + version.substr(0, version.find('\n')) +
+           "; name its compiler with blink run --mpicc";
   } else {
     return binding;
   }
@@ -113,7 +113,7 @@ void* open_binding(void* library, std::string* why) {
 
 [[noreturn]] void end_without(int function) {
   const std::string line = std::string("libblink_mpi.so: the program calls MPI_") + kNames[function] +
-                           ", which no MPI library that it has loaded contains\n";
+                           ", but has loaded no MPI library that contains it\n";
   say(line);
   std::abort();
 }

@@ -1,4 +1,4 @@
-// libblink_mpi4.so: the functions of MPI 4, beside libblink_mpi.so, which knows where they go.
+// libblink_mpi4.so: the functions of MPI 4, forwarded to the destinations that libblink_mpi.so knows.
 #include "core.h"
 #include "forward.h"
 

@@ -1,5 +1,6 @@
-// libblink_mpi_fortran.so, beside libblink_mpi.so, which knows where calls go: an MPI library's Fortran functions may call
-// PMPI_ (all of Open MPI's, some of MPICH's), which is taken for MPI_ then. Other callers of PMPI_ get the library's own.
+// libblink_mpi_fortran.so, beside libblink_mpi.so, which knows the destinations. The Fortran functions of an MPI
+// library may call PMPI_ (all of Open MPI's, some of MPICH's); such calls count as MPI_. Other callers of PMPI_ get the
+// library's own.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -13,11 +14,11 @@ namespace {
 
 std::atomic<blink_mpi_any> own[kFunctions];
 
-// By where it is called, of which there are few places: in turn an address and, as its lowest bit, whether it is Fortran's.
+// A cache by the calling address, since callers are few: an address, with 1 in its lowest bit for Fortran's libraries.
 constexpr std::size_t kPlaces = 1024;
 std::atomic<std::uintptr_t> places[kPlaces];
 
-// Open MPI's, MPICH's, and as MPICH and its kin call it elsewhere.
+// Names of Open MPI's and MPICH's libraries, and of MPICH's derivatives.
 constexpr const char* kFortran[] = {"libmpi_mpifh", "libmpi_usempi", "libmpichfort", "libmpifort"};
 
 bool is_fortran(void* caller) {

@@ -36,7 +36,7 @@ struct Passed {
   pid_t owner = 0;
 };
 
-// Never destroyed: the program may call MPI until its very end.
+// Never destroyed, since the program may call MPI until its very end.
 Passed& passed() {
   static Passed* const all = new Passed;
   return *all;
@@ -52,7 +52,7 @@ std::string of_this_rank() {
 
 void tell_passed() {
   Passed& all = passed();
-  if (all.owner != getpid()) return;  // nobody has called MPI, or this is a child of whoever did
+  if (all.owner != getpid()) return;  // this process has not called MPI, or is a child of one that has
   const std::lock_guard<std::mutex> lock(all.mutex);
   const std::string start = of_this_rank();
   if (!all.why.empty()) shim::report(start + ",\"why\":" + shim::quoted("on a communicator " + all.why) + "}");
@@ -76,8 +76,8 @@ void begin_report(const std::string& library, const std::string& unbound) {
   all.owner = getpid();
   std::string text = library.substr(0, library.find_first_of("\n,"));
   std::replace(text.begin(), text.end(), '\t', ' ');
-  if (!unbound.empty()) text += "; Blink takes no calls: " + unbound;
-  // At once: a rank that a signal ends has no time to say that it was there.
+  if (!unbound.empty()) text += "; Blink serves no calls: " + unbound;
+  // Written at once, since a rank killed by a signal cannot report at its end.
   shim::report(of_this_rank() + ",\"mark\":\"begin\",\"why\":" + shim::quoted(text) + "}");
   std::atexit(tell_passed);
 }
@@ -90,7 +90,7 @@ void keep_why(const std::string& why) {
 void say(const std::string& line) {
   const shim::KeepErrno keep;
   const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-  static_cast<void>(written);  // there is nowhere else to say it
+  static_cast<void>(written);  // there is no other place for it
 }
 
 void report_served(const std::string& communicator, int rank, int size, const ServedCalls& calls) {

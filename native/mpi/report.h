@@ -1,5 +1,5 @@
-// What became of a process's calls: lines of the file that BLINK_REPORT names (blinkccl/nccl/call_report.py), written
-// when a communicator ends and when the process begins and ends.
+// The report of a process's calls: lines of the file BLINK_REPORT (blinkccl/nccl/call_report.py), written when the
+// process begins, when a communicator ends and when the process ends.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace blink::mpi {
 
-// The program has called MPI: which library that is, and why Blink takes none of its calls (empty: it does).
+// Begins the report at the first MPI call: the library, and the reason why Blink serves no calls (empty: it does).
 void begin_report(const std::string& library, const std::string& unbound);
-// Why the ranks of a communicator could not share memory.
+// Keeps the reason why a communicator's ranks could not share memory.
 void keep_why(const std::string& why);
-// A line on stderr, in one write.
+// Writes a line to stderr, in one write.
 void say(const std::string& line);
 
 // Served calls of a communicator by (collective, type, operation).

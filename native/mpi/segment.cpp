@@ -29,7 +29,7 @@ bool SharedSegment::open_meeting(int size, Meeting* meeting, std::string* why) {
   std::uint8_t random[BLINK_BOOTSTRAP_TOKEN / 2];
   if (getrandom(random, sizeof random, 0) != sizeof random ||
       getrandom(meeting->secret, sizeof meeting->secret, 0) != sizeof meeting->secret) {
-    return fail("there are no random numbers", why);
+    return fail("getrandom failed", why);
   }
   std::strncpy(meeting->token, shim::hex(random, sizeof random).c_str(), BLINK_BOOTSTRAP_TOKEN);
   blink_bootstrap_reason reason{};
@@ -48,19 +48,19 @@ bool SharedSegment::join(const Meeting& meeting, int rank, int size, const blink
   if (bootstrap_ == nullptr) return fail(reason.text, why);
   bytes_ = blink_segment_bytes(&shape);
   const int made = rank == 0 ? shim::shared_file("blink-segment", bytes_) : -1;
-  if (rank == 0 && made < 0) return fail(std::string("rank 0 gets no shared memory: ") + std::strerror(errno), why);
+  if (rank == 0 && made < 0) return fail(std::string("rank 0 has no shared memory: ") + std::strerror(errno), why);
   if (rank == 0 && (!map(made) || blink_segment_format(memory_, bytes_, &shape, meeting.secret, cores) != BLINK_OK)) {
     close(made);
     return fail(no_room(rank), why);
   }
   const bool exchanged = exchange(made, why);
-  if (made >= 0) close(made);  // before it is locked: who closes a second descriptor of a file gives up its locks
+  if (made >= 0) close(made);  // before locking: closing a second descriptor of a file releases the process's locks
   if (!exchanged) return false;
   if (rank != 0 && !map(file_)) return fail(no_room(rank), why);
   blink_error error{};
   comm_ = blink_attach(memory_, bytes_, rank, meeting.secret, file_, &error);
   if (comm_ == nullptr) return fail(error.text, why);
-  // Until here a rank shows by its connection that it lives, from here on by its lock on the segment.
+  // Until here a rank's connection shows that it is alive, from here on its lock on the segment.
   if (!exchange(-1, why)) return false;
   blink_bootstrap_leave(bootstrap_);
   bootstrap_ = nullptr;
@@ -75,10 +75,10 @@ bool SharedSegment::map(int file) {
 
 std::string SharedSegment::no_room(int rank) const {
   return "rank " + std::to_string(rank) + " cannot map the " + std::to_string(bytes_) +
-         " bytes that its communicator shares; look at the limit on address space (ulimit -v)";
+         " bytes that its communicator shares; is the limit on address space (ulimit -v) too low?";
 }
 
-// A round of all ranks, in which rank 0 may give a descriptor.
+// A round of all ranks, in which rank 0 may pass a descriptor.
 bool SharedSegment::exchange(int descriptor, std::string* why) {
   int status = blink_bootstrap_all_gather(bootstrap_, "", 0, &descriptor, descriptor >= 0 ? 1 : 0, kMeetS, kMeetS);
   while (status == BLINK_BOOTSTRAP_AGAIN) status = blink_bootstrap_step(bootstrap_, kStepMs);

@@ -1,4 +1,4 @@
-// The memory that the ranks of a communicator share: made by rank 0, handed over as a descriptor, and joined by all.
+// The shared memory of a communicator's ranks: rank 0 creates it and passes its descriptor, and all ranks join.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace blink::mpi {
 
 constexpr int kSecretBytes = 16;
 
-// How the ranks meet: what rank 0 says to the others.
+// Rank 0's message to the others: the address of the meeting and its secrets.
 struct Meeting {
   char address[160] = {}, token[BLINK_BOOTSTRAP_TOKEN + 1] = {};
   std::uint8_t secret[kSecretBytes] = {};
@@ -24,9 +24,9 @@ class SharedSegment {
   SharedSegment(const SharedSegment&) = delete;
   SharedSegment& operator=(const SharedSegment&) = delete;
 
-  // On rank 0, before the others hear of it: where they find it. False and `why`.
+  // Rank 0 only, before the others know: opens the meeting and describes it. False and `why` on an error.
   bool open_meeting(int size, Meeting* meeting, std::string* why);
-  // All ranks; `cores` is how many they have together. False and `why`, on all of them unless one dies right now.
+  // All ranks; `cores` is their total number. False and `why` on all of them, unless one dies during the call.
   bool join(const Meeting& meeting, int rank, int size, const blink_shape& shape, int cores, std::string* why);
   blink_comm* comm() const { return comm_; }
 

@@ -1,4 +1,4 @@
-// One thing that MPI promises, or that a program may do wrong, by the word that it is started with.
+// Cases of MPI's guarantees and of programs' errors, selected by name on the command line.
 #include <mpi.h>
 #include <pthread.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ static int sum(MPI_Comm comm) {
   return all;
 }
 
-// Rank 0 has begun to send, and waits in a collective for a rank that comes only when it has received all.
+// Rank 0 has begun a send, and waits in a collective for a rank that joins it only after it has received all.
 static void progress(void) {
   enum { BYTES = 64 << 20 };
   sum(MPI_COMM_WORLD);
@@ -32,25 +32,25 @@ static void progress(void) {
   memset(data, rank, BYTES);
   if (rank == 0) MPI_Isend(data, BYTES, MPI_CHAR, 1, 5, MPI_COMM_WORLD, &request);
   if (rank == 1) {
-    usleep(300000);  // rank 0 waits for long already
+    usleep(300000);  // by then rank 0 has been waiting for long
     MPI_Recv(data, BYTES, MPI_CHAR, 0, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    need(data[BYTES - 1] == 0, "another message");
+    need(data[BYTES - 1] == 0, "wrong message");
   }
-  need(sum(MPI_COMM_WORLD) == size, "another sum");
+  need(sum(MPI_COMM_WORLD) == size, "wrong sum");
   MPI_Wait(&request, MPI_STATUS_IGNORE);
   free(data);
 }
 
-// A message that the receiver only looks for when it waits in a collective already, and that nobody matches.
+// A message that arrives before its receive is posted, while the receiver waits in a collective.
 static void unexpected(void) {
   int number = rank, got = -1;
   MPI_Request request;
   sum(MPI_COMM_WORLD);
   MPI_Isend(&number, 1, MPI_INT, (rank + 1) % size, 9, MPI_COMM_WORLD, &request);
-  need(sum(MPI_COMM_WORLD) == size, "another sum");
+  need(sum(MPI_COMM_WORLD) == size, "wrong sum");
   MPI_Recv(&got, 1, MPI_INT, (rank + size - 1) % size, 9, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
   MPI_Wait(&request, MPI_STATUS_IGNORE);
-  need(got == (rank + size - 1) % size, "another message");
+  need(got == (rank + size - 1) % size, "wrong message");
 }
 
 static void* in_thread(void* at) {
@@ -59,13 +59,13 @@ static void* in_thread(void* at) {
     double in[40], out[40];
     for (int k = 0; k < 40; ++k) in[k] = rank + i;
     MPI_Allreduce(in, out, 1 + i % 40, MPI_DOUBLE, MPI_SUM, comm);
-    need(out[i % 40] == size * (size - 1) / 2 + size * i, "another sum in a thread");
+    need(out[i % 40] == size * (size - 1) / 2 + size * i, "wrong sum in a thread");
   }
   MPI_Comm_free((MPI_Comm*)at);
   return NULL;
 }
 
-// A communicator per thread, all at once, the first call on each among them.
+// One communicator per thread, used concurrently, including the first call on each.
 static void threads(void) {
   MPI_Comm comms[3];
   pthread_t ids[3];
@@ -74,31 +74,31 @@ static void threads(void) {
   for (int i = 0; i < 3; ++i) pthread_join(ids[i], NULL);
 }
 
-// Many communicators, whose handles come again for others.
+// Many communicators, whose handles are reused.
 static void handles(void) {
   for (int i = 0; i < 30; ++i) {
     MPI_Comm comm;
     MPI_Comm_split(MPI_COMM_WORLD, i % 2 ? rank % 2 : 0, -rank, &comm);
     int members;
     MPI_Comm_size(comm, &members);
-    need(sum(comm) == members, "another sum on a new communicator");
+    need(sum(comm) == members, "wrong sum on a new communicator");
     MPI_Comm_free(&comm);
   }
 }
 
-// More kinds of calls than are kept.
+// More kinds of calls than the cache holds.
 static void kinds(void) {
   static int in[700], out[700];
   for (int round = 0; round < 2; ++round) {
     for (int count = 1; count <= 600; ++count) {
       in[count - 1] = 1;
       MPI_Allreduce(in, out, count, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-      need(out[count - 1] == size, "another sum");
+      need(out[count - 1] == size, "wrong sum");
     }
   }
 }
 
-// Many calls of all sizes that go from or to one rank, which changes, with pauses of either side.
+// Many calls of all sizes from or to one rank, which changes, with pauses on either side.
 static void one_way(void) {
   enum { MOST = 1 << 18 };
   static int in[8 * MOST], out[8 * MOST];
@@ -110,24 +110,24 @@ static void one_way(void) {
     for (int k = 0; k < n; ++k) in[k] = rank + i;
     if (i % 4 == 0) {
       MPI_Bcast(in, n, MPI_INT, root, MPI_COMM_WORLD);
-      need(in[0] == root + i && in[n - 1] == root + i, "another broadcast of many");
+      need(in[0] == root + i && in[n - 1] == root + i, "wrong broadcast of many");
     } else if (i % 4 == 1) {
       MPI_Reduce(in, out, n, MPI_INT, MPI_SUM, root, MPI_COMM_WORLD);
-      need(rank != root || out[n - 1] == size * i + size * (size - 1) / 2, "another reduction");
+      need(rank != root || out[n - 1] == size * i + size * (size - 1) / 2, "wrong reduction");
     } else if (i % 4 == 2) {
       for (int r = 0; r < size && rank == root; ++r) in[r * n] = r + i;
       MPI_Scatterv(in, counts, places, MPI_INT, out, counts[rank], MPI_INT, root, MPI_COMM_WORLD);
-      need(counts[rank] == 0 || out[0] == rank + i, "another block scattered");
+      need(counts[rank] == 0 || out[0] == rank + i, "wrong block scattered");
     } else {
       MPI_Gatherv(in, counts[rank], MPI_INT, out, counts, places, MPI_INT, root, MPI_COMM_WORLD);
       for (int r = 0; r < size && rank == root; ++r) {
-        need(counts[r] == 0 || (out[r * n] == r + i && out[r * n + counts[r] - 1] == r + i), "another block gathered");
+        need(counts[r] == 0 || (out[r * n] == r + i && out[r * n + counts[r] - 1] == r + i), "wrong block gathered");
       }
     }
   }
 }
 
-// What stdout says of a call that must fail: nothing of a mistake may look like a result.
+// Prints the result of a call that must fail, so that a mistake cannot look like a result.
 static void tell(int code) {
   char text[MPI_MAX_ERROR_STRING];
   int length, class = 0;
@@ -144,10 +144,10 @@ static void mismatch(void) {
   tell(MPI_Allreduce(in, out, rank == 0 ? 4 : 5, MPI_INT, MPI_SUM, MPI_COMM_WORLD));
   fflush(stdout);
   sleep(1);
-  _exit(0);  // without MPI, whose state is unknown now
+  _exit(0);  // without MPI, whose state is undefined now
 }
 
-// Rank 0's own block is not as long as it says that it receives of itself.
+// Rank 0's own block is shorter than its receive count.
 static void own_block(void) {
   int in[8] = {0}, out[16];
   const int counts[64] = {4, 4}, places[64] = {0, 4};
@@ -155,12 +155,12 @@ static void own_block(void) {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   int code = MPI_Gatherv(in, rank == 0 ? 3 : 4, MPI_INT, out, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
   if (rank == 0 || code != MPI_SUCCESS) tell(code);
-  if (code == MPI_SUCCESS) tell(MPI_Barrier(MPI_COMM_WORLD));  // who sends hears of it when rank 0 has gone
+  if (code == MPI_SUCCESS) tell(MPI_Barrier(MPI_COMM_WORLD));  // the sender gets an error once rank 0 has ended
   sleep(1);
   _exit(0);
 }
 
-// Rank 1 thinks that rank 0 has more than it has.
+// Rank 1 passes a larger count for rank 0 than rank 0 has.
 static void disagree(void) {
   static int in[400], out[800];
   const int counts[64] = {200 + rank, 300}, places[64] = {0, 400};
@@ -172,7 +172,7 @@ static void disagree(void) {
   _exit(0);
 }
 
-// Each rank waits in a collective of its own for the other one.
+// Each rank waits for the other, in a different collective.
 static void crossed(void) {
   int in[100] = {0}, out[100] = {0};
   sum(MPI_COMM_WORLD);
@@ -183,7 +183,7 @@ static void crossed(void) {
   _exit(0);
 }
 
-// The same of a call by plan, of which rank 1 would otherwise go to MPI alone.
+// The same for a call with a plan, which rank 1 must not leave to MPI on its own.
 static void own_block_of_many(void) {
   static int in[4096], out[8192];
   const int counts[64] = {4000, 4096}, places[64] = {0, 4096};
@@ -203,21 +203,21 @@ static void late(void) {
   _exit(0);
 }
 
-// One element more than 2^31 bytes hold.
+// One element more than fits into 2^31 bytes.
 static void large(void) {
   const int count = (1 << 29) + 1;
   int* data = malloc((size_t)count * sizeof *data);
   for (int i = 0; i < count; ++i) data[i] = i;
   MPI_Allreduce(MPI_IN_PLACE, data, count, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-  need(data[7] == 7 * size && data[count - 1] == (int)((unsigned)(count - 1) * (unsigned)size), "another sum");
+  need(data[7] == 7 * size && data[count - 1] == (int)((unsigned)(count - 1) * (unsigned)size), "wrong sum");
   free(data);
-  // Blocks that differ: Blink's, however long.
+  // Blocks of different sizes are Blink's at any length.
   const int lengths[2] = {1200000000, 1000000000}, places[2] = {0, 1200000000};
   char* both = malloc(2200000000u);
   memset(both + places[rank], 3 + rank, (size_t)lengths[rank]);
   MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_CHAR, both, lengths, places, MPI_CHAR, MPI_COMM_WORLD);
-  for (size_t i = 0; i < 2200000000u; i += 4093) need(both[i] == (i < 1200000000u ? 3 : 4), "another block");
-  need(both[2200000000u - 1] == 4, "another end");
+  for (size_t i = 0; i < 2200000000u; i += 4093) need(both[i] == (i < 1200000000u ? 3 : 4), "wrong block");
+  need(both[2200000000u - 1] == 4, "wrong end");
   free(both);
 }
 
@@ -227,7 +227,7 @@ static void killed(void) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// Roots that there are not: MPI's own error, and no memory touched.
+// Invalid roots: MPI's own error, without access to memory.
 static void roots(void) {
   int in[64] = {0}, out[64];
   const int counts[64] = {1, 1}, places[64] = {0, 1}, wrong[2] = {-7, size};
@@ -246,13 +246,13 @@ static void roots(void) {
     for (unsigned k = 0; k < sizeof codes / sizeof *codes; ++k) {
       int class = MPI_SUCCESS;
       MPI_Error_class(codes[k], &class);
-      need(class == MPI_ERR_ROOT, "a root that there is not is taken");
+      need(class == MPI_ERR_ROOT, "an invalid root is accepted");
     }
   }
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
 }
 
-// Blink's calls between the MPI library's nonblocking ones, which one of the ranks has begun long before the other.
+// Blink's calls between nonblocking ones of the MPI library, which one rank has begun long before the other.
 static void between(void) {
   for (int round = 0; round < 4; ++round) {
     int in = rank + round, sums[2] = {0}, word = rank == 0 ? round : -1, all[64];
@@ -262,17 +262,17 @@ static void between(void) {
     for (int i = 0; i < 2; ++i) MPI_Iallreduce(&in, &sums[i], 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &requests[i]);
     if (round < 2) {
       MPI_Bcast(&word, 1, MPI_INT, 0, MPI_COMM_WORLD);
-      need(word == round, "another broadcast");
+      need(word == round, "wrong broadcast");
     } else {
       MPI_Gatherv(&in, 1, MPI_INT, all, counts, places, MPI_INT, 0, MPI_COMM_WORLD);
-      need(rank != 0 || (all[0] == round && all[1] == 1 + round), "another block gathered");
+      need(rank != 0 || (all[0] == round && all[1] == 1 + round), "wrong block gathered");
     }
     MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
-    need(sums[0] == 1 + 2 * round && sums[1] == sums[0], "another sum");
+    need(sums[0] == 1 + 2 * round && sums[1] == sums[0], "wrong sum");
   }
 }
 
-// More communicators than the program may have files open.
+// More communicators than the limit on open files allows.
 static void descriptors(void) {
   enum { MANY = 60 };
   MPI_Comm comms[MANY];
@@ -281,7 +281,7 @@ static void descriptors(void) {
   few = before;
   few.rlim_cur = 80;
   setrlimit(RLIMIT_NOFILE, &few);
-  for (int i = 0; i < MANY; ++i) MPI_Comm_dup(MPI_COMM_WORLD, &comms[i]), need(sum(comms[i]) == size, "another sum");
+  for (int i = 0; i < MANY; ++i) MPI_Comm_dup(MPI_COMM_WORLD, &comms[i]), need(sum(comms[i]) == size, "wrong sum");
   FILE* file = fopen("/dev/null", "r");
   need(file != NULL, "the program has no files left");
   fclose(file);
@@ -289,7 +289,7 @@ static void descriptors(void) {
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
-// Longer than a slice per rank on each host, and one element that is in no slice; and shorter.
+// Longer than one slice per rank on each host, with one element outside the slices; and shorter.
 static void across(void) {
   enum { COUNT = (1 << 18) + 1, FEW = 5 };
   int *in = malloc(COUNT * sizeof *in), *out = malloc(COUNT * sizeof *out), few[FEW];
@@ -300,7 +300,7 @@ static void across(void) {
   for (int i = 0; i < COUNT; ++i) {
     int all = 0;
     for (int r = 0; r < size; ++r) all += r * i % 1000;
-    need(out[i] == all && in[i] == all && (i >= FEW || few[i] == all), "another sum");
+    need(out[i] == all && in[i] == all && (i >= FEW || few[i] == all), "wrong sum");
   }
   free(in), free(out);
 }
@@ -313,7 +313,7 @@ int main(int argc, char** argv) {
       {"disagree", disagree}, {"crossed", crossed}, {"killed", killed}, {"large", large},
       {"descriptors", descriptors}, {"between", between}, {"roots", roots}, {"own_block_of_many", own_block_of_many},
       {"across", across}};
-  const int unseen = argc > 1 && strcmp(argv[1], "unseen") == 0;  // as a program begins that looks for MPI_Init by dlsym
+  const int unseen = argc > 1 && strcmp(argv[1], "unseen") == 0;  // the start of a program that finds MPI_Init by dlsym
   if (unseen) PMPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   else MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

@@ -1,5 +1,5 @@
-// Calls MPI_ and PMPI_ side by side and compares every byte: of all types, operations, roots, sizes, in place and not, on
-// several communicators. Prints "N calls, M wrong"; exits with 1 where any is.
+// Calls MPI_ and PMPI_ side by side and compares every byte: all types, operations, roots and sizes, in place and not,
+// on several communicators. Prints "N calls, M wrong" and exits with 1 if any is wrong.
 #include <float.h>
 #include <mpi.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@ static int rank, size;
 enum { MOST = 1 << 22 };
 static char *in, *out, *expected;
 
-// Small whole numbers, of which sums and products of eight are exact in every type.
+// Small integers, so that sums and products of eight are exact in every type.
 static void fill(char* at, MPI_Datatype type, int elements, int seed) {
   int bytes;
   PMPI_Type_size(type, &bytes);
@@ -35,7 +35,7 @@ static void noise(char* at, size_t bytes, unsigned seed) {
   for (size_t i = 0; i < bytes; ++i) at[i] = (char)((i * 2654435761u + seed * 977u + (unsigned)rank * 131u) >> 5);
 }
 
-// A long double of x86 is ten bytes and six that mean nothing, which MPICH's own Gather among four ranks leaves behind.
+// A long double of x86 has six bytes of padding, which MPICH's own Gather leaves behind with four ranks.
 static int padded;
 
 static void compare(const char* what, int got, int wanted, size_t bytes) {
@@ -46,13 +46,13 @@ static void compare(const char* what, int got, int wanted, size_t bytes) {
   if (wrong < 20) fprintf(stderr, "rank %d of %s: %s is wrong (codes %d, %d)\n", rank, name, what, got, wanted);
 }
 
-// Both outputs begin alike, so that what a call must not touch is compared too.
+// Both outputs start equal, so that bytes which a call must not touch are compared, too.
 static void fresh(size_t bytes) {
   noise(out, bytes, 7);
   memcpy(expected, out, bytes);
 }
 
-// Of `most` elements, nothing to all.
+// A part of `most` elements, from none to all.
 static int part(int i, int j, int most) { return (int)((long)most * ((i * 3 + j * 5) % 4) / 3); }
 
 static void reductions(MPI_Datatype type, MPI_Op op, int count) {
@@ -68,7 +68,7 @@ static void reductions(MPI_Datatype type, MPI_Op op, int count) {
   for (int root = 0; root < size; ++root) {
     fresh(all);
     compare("Reduce", MPI_Reduce(in, out, count, type, op, root, comm), PMPI_Reduce(in, expected, count, type, op, root, comm), all);
-    // Compared with MPI's out of place: MPICH 4.0.2 crashes in place, from 20 KB on and where the root is not 0.
+    // Compared with MPI's result out of place: in place MPICH 4.0.2 crashes from 20 KB on if the root is not 0.
     fill(out, type, count, 2), fill(expected, type, count, 2), fill(in, type, count, 2);
     compare("Reduce in place",
             rank == root ? MPI_Reduce(MPI_IN_PLACE, out, count, type, op, root, comm) : MPI_Reduce(out, NULL, count, type, op, root, comm),
@@ -88,15 +88,15 @@ static void reductions(MPI_Datatype type, MPI_Op op, int count) {
     fresh(all);
     compare("Reduce_scatter", MPI_Reduce_scatter(in, out, counts, type, op, comm),
             PMPI_Reduce_scatter(in, expected, counts, type, op, comm), all);
-    // Compared with MPI's out of place: MPICH 4.0.2 stops in place where a block overlaps where it goes to.
+    // Compared with MPI's result out of place: in place MPICH 4.0.2 stops if a block overlaps its destination.
     memcpy(out, in, all);
     compare("Reduce_scatter in place", MPI_Reduce_scatter(MPI_IN_PLACE, out, counts, type, op, comm),
             PMPI_Reduce_scatter(in, expected, counts, type, op, comm), (size_t)bytes * (size_t)counts[rank]);
   }
 }
 
-// Blocks with gaps between them: one after the other, or backward, so that the first is last and all others are before the
-// buffer, which begins at the element that is returned.
+// Places blocks with gaps between them, in order or backward. Backward the first block is last, and all others are
+// before the buffer, which begins at the returned element.
 static int lay(int backward, const int* counts, int* places) {
   int at = 0;
   for (int k = 0; k < size; ++k) {
@@ -109,8 +109,8 @@ static int lay(int backward, const int* counts, int* places) {
   return begin;
 }
 
-// Blocks of several sizes, some empty: from rank i to rank j the same part of `most` times `n` of one type, which are as
-// many as `others` of another.
+// Blocks of several sizes, some empty: from rank i to rank j the same part of `most`, times `n` of one type, which
+// match `others` of another.
 static void ragged(MPI_Datatype type, int n, MPI_Datatype other, int others, int most) {
   MPI_Aint low, extent, other_extent;
   PMPI_Type_get_extent(type, &low, &extent);
@@ -125,7 +125,7 @@ static void ragged(MPI_Datatype type, int n, MPI_Datatype other, int others, int
       for (int i = 0; i < size; ++i) got[i] = part(i, root, most) * others, given[i] = part(root, i, most) * n;
       size_t into = (size_t)lay(backward, got, to) * (size_t)other_extent;
       char* source = in + (size_t)lay(backward, given, from) * (size_t)extent;
-      // Only the root knows of the others.
+      // Only the root knows the others' counts.
       const int *counts = is_root ? got : NULL, *places = is_root ? to : NULL;
       fresh(all);
       compare("Gatherv", MPI_Gatherv(in, own, type, is_root ? out + into : NULL, counts, places, other, root, comm),
@@ -156,7 +156,7 @@ static void ragged(MPI_Datatype type, int n, MPI_Datatype other, int others, int
     fresh(all);
     compare("Alltoallv", MPI_Alltoallv(source, given, from, type, out + into, got, to, other, comm),
             PMPI_Alltoallv(source, given, from, type, expected + into, got, to, other, comm), all);
-    for (int i = 0; i < size; ++i) got[i] = part(rank + i, 0, most) * others;  // as much there as back
+    for (int i = 0; i < size; ++i) got[i] = part(rank + i, 0, most) * others;  // the same amount in both directions
     into = (size_t)lay(backward, got, to) * (size_t)other_extent;
     fresh(all);
     compare("Alltoallv in place", MPI_Alltoallv(MPI_IN_PLACE, NULL, NULL, type, out + into, got, to, other, comm),
@@ -164,7 +164,7 @@ static void ragged(MPI_Datatype type, int n, MPI_Datatype other, int others, int
   }
 }
 
-// A move of `count` elements of one type, which those may get as so many of another with the same signature.
+// A move of `count` elements of one type, received as `others` of another with the same signature.
 static void moves(MPI_Datatype type, int count, MPI_Datatype other, int others) {
   MPI_Aint low, extent, other_low, other_extent;
   PMPI_Type_get_extent(type, &low, &extent);
@@ -226,7 +226,7 @@ static void first(void* a, void* b, int* n, MPI_Datatype* type) {
   for (int i = 0; i < *n; ++i) ((int*)b)[i] = ((int*)a)[i] * 10 + ((int*)b)[i];
 }
 
-// What Blink must leave to MPI, with the same results.
+// Calls that Blink must leave to MPI, with the same results.
 static void left(void) {
   MPI_Op own;
   PMPI_Op_create(first, 0, &own);
@@ -257,7 +257,7 @@ static void left(void) {
   got = MPI_Start(&a), MPI_Wait(&a, MPI_STATUS_IGNORE), MPI_Request_free(&a);
   compare("Allreduce_init", got, PMPI_Allreduce(in, expected, 7, MPI_INT, MPI_SUM, comm), 400);
 #endif
-#ifdef OPEN_MPI  // MPICH may be built without a look at arguments
+#ifdef OPEN_MPI  // MPICH may be built without checks of arguments
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   compare("Allreduce with a wrong count", MPI_Allreduce(in, out, -1, MPI_INT, MPI_SUM, comm), PMPI_Allreduce(in, out, -1, MPI_INT, MPI_SUM, comm), 0);
   compare("Bcast with a wrong root", MPI_Bcast(out, 1, MPI_INT, size, comm), PMPI_Bcast(out, 1, MPI_INT, size, comm), 0);
@@ -267,7 +267,7 @@ static void left(void) {
 }
 
 #if MPI_VERSION >= 4
-// The forms whose counts are MPI_Count and displacements MPI_Aint, in place and not by turns.
+// The functions with counts of MPI_Count and displacements of MPI_Aint.
 static void long_counts(void) {
   const MPI_Count n = 37;
   MPI_Count counts[64];
@@ -319,7 +319,8 @@ static void on(const char* called, MPI_Comm which, int most) {
     MPI_Datatype strided, swapped, pair;
     const int lengths[] = {1, 1}, backward[] = {1, 0};
     PMPI_Type_vector(2, 1, 3, MPI_INT, &strided);
-    PMPI_Type_indexed(2, lengths, backward, MPI_INT, &swapped);  // its size is its extent, and its order is not memory's
+    PMPI_Type_indexed(2, lengths, backward, MPI_INT, &swapped);  // its size equals its extent, but its order is not
+                                                                 // memory's
     PMPI_Type_contiguous(2, MPI_INT, &pair);
     PMPI_Type_commit(&strided), PMPI_Type_commit(&swapped), PMPI_Type_commit(&pair);
     moves(MPI_CHAR, counts[c], MPI_CHAR, counts[c]);
@@ -330,7 +331,7 @@ static void on(const char* called, MPI_Comm which, int most) {
     const int pairs = counts[c] % 1000;  // MPICH 4.0.2's own Scatter truncates more of them
     moves(MPI_DOUBLE_INT, pairs, MPI_DOUBLE_INT, pairs);
     moves(MPI_INT, 2 * counts[c], strided, counts[c]);
-#ifndef I_MPI_VERSION  // whose own Allgather (2021.18) takes such a type for plain memory
+#ifndef I_MPI_VERSION  // its own Allgather (2021.18) treats such a type as plain memory
     moves(swapped, counts[c], MPI_INT, 2 * counts[c]);
 #endif
     moves(strided, counts[c], swapped, counts[c]);

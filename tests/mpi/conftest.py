@@ -1,4 +1,4 @@
-"""MPI programs under ``blink run --mpi``: a runner for each library that is here."""
+"""MPI programs under ``blink run --mpi``: a runner for each installed library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE_S = 100
 
 @dataclass(frozen=True)
 class Done:
-    """How a run ended; ``used`` is its report."""
+    """The end of a run; ``used`` is its report."""
 
     code: int
     out: str
@@ -32,24 +32,24 @@ class Done:
 
     def rows(self, state: str) -> dict[str, list[dict[str, Any]]]:
         """The report's rows of one state, by collective."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        rows: dict[str, list[dict[str, Any]]] = {}
         for group in self.used["communicators"]:
             for row in group["rows"]:
                 if row["state"] == state and row["collective"]:
-                    found.setdefault(row["collective"], []).append(row)
-        return found
+                    rows.setdefault(row["collective"], []).append(row)
+        return rows
 
     def reasons(self) -> set[str]:
-        """Why calls went to the MPI library."""
+        """The reasons for which calls went to the MPI library."""
         return {row["why"] for rows in self.rows("mpi").values() for row in rows}
 
 
 @dataclass(frozen=True)
 class Mpi:
-    """One MPI library: runs programs on it, compiled in ``room``."""
+    """One MPI library: runs programs with it, compiled in ``room``."""
 
     name: str
-    found: Installation
+    installed: Installation
     room: Path
 
     def program(self, source: str) -> Path:
@@ -57,14 +57,14 @@ class Mpi:
         made = self.room / f"{Path(source).stem}-{self.name}"
         if not made.exists():
             file = Path(__file__).with_name(source)
-            line = [*self.found.compiler, str(file), "-o", str(made), *self.found.options, "-lpthread"]
+            line = [*self.installed.compiler, str(file), "-o", str(made), *self.installed.options, "-lpthread"]
             subprocess.run(line, check=True, timeout=DEADLINE_S)
         return made
 
     def launch(self, ranks: int, *command: str | Path, options: Sequence[str] = ()) -> list[str]:
-        """The launcher's line."""
+        """The launcher's command line."""
         own = ["--oversubscribe", "--allow-run-as-root"] if self.name == "openmpi" else []
-        return [self.found.launcher, *own, *options, "-n", str(ranks), *map(str, command)]
+        return [self.installed.launcher, *own, *options, "-n", str(ranks), *map(str, command)]
 
     def run(
         self,
@@ -84,7 +84,7 @@ class Mpi:
             timeout=deadline_s,
             env={
                 **os.environ,
-                **self.found.environment,
+                **self.installed.environment,
                 "TMPDIR": str(self.room),
                 "BLINK_MPI_AFTER": "0",
                 **(environment or {}),
@@ -101,7 +101,7 @@ def mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if find_library("libblink_mpi.so", "BLINK_MPI_LIBRARY") is None:
         pytest.skip(absent("libblink_mpi.so"))
     try:
-        found = installation(name, prefix)
+        installed = installation(name, prefix)
     except UnsupportedError as error:
         pytest.skip(str(error))
-    return Mpi(name, found, tmp_path_factory.mktemp("mpi"))
+    return Mpi(name, installed, tmp_path_factory.mktemp("mpi"))

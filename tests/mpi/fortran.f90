@@ -1,4 +1,4 @@
-! What a Fortran program calls, by the module that MODULE names: mpi or mpi_f08.
+! The calls of a Fortran program, with the module MODULE: mpi or mpi_f08.
 program fortran
   use MODULE
   implicit none

@@ -1,4 +1,4 @@
-"""Which MPI libraries the tests use: those on PATH, or those that ``BLINK_TEST_MPI`` names as ``blink bench --peer``.
+"""The MPI libraries of the tests: those on PATH, or those in ``BLINK_TEST_MPI``, as in ``blink bench --peer``.
 
 ``BLINK_TEST_MPI=openmpi=/tmp/openmpi,mpich=/tmp/mpich,impi=/tmp/impi-devel``
 """

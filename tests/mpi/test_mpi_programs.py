@@ -1,4 +1,4 @@
-"""Unchanged MPI programs with libblink_mpi.so before their library: the same results, and what became of the calls."""
+"""Unchanged MPI programs with libblink_mpi.so before their library: equal results, and a report of all calls."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ COLLECTIVES = {
     "scatter",
 }
 LATER = "nonblocking or persistent"
-AMONG_HOSTS = "among several hosts, where Blink has Allreduce alone"
-#: Thousands of calls of ranks that spin take 5 s alone, and have taken 100 beside tests that keep all cores busy.
+AMONG_HOSTS = "across hosts, where Blink serves Allreduce only"
+#: Thousands of calls of spinning ranks take 5 s alone, and took 100 s beside tests that keep all cores busy.
 LONG_S = 280
-#: So that a long message needs its sender until its end, also where the system could copy it in one go.
+#: Options for which a long message needs its sender until its end, even where the kernel could copy it at once.
 NO_SINGLE_COPY = ["--mca", "btl_vader_single_copy_mechanism", "none", "--mca", "smsc", "^cma,knem,xpmem"]
-#: What hardly depends on the MPI library is tried with one.
+#: Tests that hardly depend on the MPI library use one library.
 DETAILS = pytest.mark.parametrize(
     "mpi", LIBRARIES if ALL_TESTS else LIBRARIES[:1], indirect=True, ids=lambda row: row[0]
 )
@@ -38,8 +38,8 @@ DETAILS = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("ranks", [2, 3, 4] if ALL_TESTS else [3])
 def test_every_result_is_that_of_mpi(mpi, ranks):
-    # Where ranks are more than cores nearly all of the time is spinning in MPICH's own half of the calls, 46 s of 2
-    # cores for 4 ranks and counts up to 5003, and without Blink more.
+    # With more ranks than cores MPICH's own half of the calls spins: 46 s of 2 cores for 4 ranks and counts up to 5003,
+    # and more without Blink.
     spins = mpi.name != "openmpi" and ranks > 2
     ranks = 2 if spins and not ALL_TESTS else ranks
     most = "130" if not ALL_TESTS else "5003" if spins else "70001"
@@ -49,20 +49,20 @@ def test_every_result_is_that_of_mpi(mpi, ranks):
     assert set(done.rows("blink")) == COLLECTIVES
     assert done.reasons() >= {
         "a communicator of one rank",
-        "an inter-communicator",
-        "a type or an operation that Blink does not reduce with",
+        "an intercommunicator",
+        "a type or operation that Blink does not reduce",
         "nothing to move",
-        "at most 256 bytes from or to one rank, which MPI sends without a look at the receiver",
+        "at most 256 bytes from or to one rank, which MPI sends without waiting for the receiver",
         LATER,
-        "a collective that Blink does not have",
+        "a collective that Blink does not serve",
     }
     left = {name for name, rows in done.rows("mpi").items() if {row["why"] for row in rows} == {LATER}}
     assert left - {"MPI_Allreduce_init"} == {"MPI_Iallreduce", "MPI_Iscan"}  # MPI 4 has the first
-    for name in ("MPI_Gatherv", "MPI_Scatterv", "MPI_Alltoallv"):  # no rank knows all sizes: none may decide
+    for name in ("MPI_Gatherv", "MPI_Scatterv", "MPI_Alltoallv"):  # no rank knows all sizes, so none may decide
         assert {row["why"] for row in done.rows("mpi")[name]} == {"a communicator of one rank"}
 
 
-def test_what_mpi_promises_of_messages_threads_and_handles(mpi):
+def test_mpis_guarantees_for_messages_threads_and_handles(mpi):
     names = ["progress", "unexpected", "threads", "handles", "kinds", "between", "roots"]
     line = mpi.launch(2, mpi.program("behaviour.c"), *names, options=NO_SINGLE_COPY if mpi.name == "openmpi" else [])
     done = mpi.run(line, {"BLINK_TIMEOUT": "20"})
@@ -71,7 +71,7 @@ def test_what_mpi_promises_of_messages_threads_and_handles(mpi):
     assert sum(row["calls"] for row in done.rows("blink")["allreduce"]) > 1500
 
 
-def test_the_first_calls_on_other_communicators_than_the_world_are_mpis(mpi):
+def test_first_calls_on_other_communicators_than_the_world_go_to_mpi(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "handles", "threads"), {"BLINK_MPI_AFTER": "10"})
     assert done.code == 0, done.err
     early = [row for row in done.rows("mpi")["MPI_Allreduce"] if "BLINK_MPI_AFTER" in row["why"]]
@@ -102,12 +102,12 @@ def test_a_program_keeps_some_of_its_file_descriptors(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "descriptors"))
     assert done.code == 0, done.err
     assert 10 < sum(row["calls"] for row in done.rows("blink")["allreduce"]) < 60
-    assert "has few file descriptors left" in done.err
+    assert "few file descriptors are left" in done.err
 
 
 @DETAILS
-def test_ranks_that_nobody_saw_begin_are_mpis(mpi):
-    """Each would look for the others when it comes to its first collective, maybe long after them."""
+def test_ranks_without_an_announcement_go_to_mpi(mpi):
+    """Each searches for the others at its first collective, possibly long after theirs."""
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "unseen", "kinds"))
     assert done.code == 0, done.err
     assert done.reasons() == {"not all ranks are under the same blink run --mpi, or not on this host"}
@@ -117,9 +117,9 @@ def test_ranks_that_nobody_saw_begin_are_mpis(mpi):
 @DETAILS
 @pytest.mark.parametrize("module", ["mpi", "mpi_f08"])
 def test_fortran_programs_are_served(mpi, module, tmp_path):
-    compiler = shutil.which(mpi.found.compiler[0].replace("mpicc", "mpif90"))
+    compiler = shutil.which(mpi.installed.compiler[0].replace("mpicc", "mpif90"))
     wraps = compiler and subprocess.run([compiler, "--version"], capture_output=True, timeout=30).returncode == 0
-    if "mpicc" not in mpi.found.compiler[0] or not wraps:
+    if "mpicc" not in mpi.installed.compiler[0] or not wraps:
         pytest.skip("needs the MPI library's Fortran compiler beside its mpicc (Debian: apt install gfortran)")
     program, types = tmp_path / "fortran", ["-DOF_TYPES"] if module == "mpi_f08" else []
     source = Path(__file__).with_name("fortran.f90")
@@ -132,7 +132,7 @@ def test_fortran_programs_are_served(mpi, module, tmp_path):
 
 
 @DETAILS
-def test_a_rank_whose_own_block_has_two_lengths_hears_of_it(mpi):
+def test_an_own_block_with_two_lengths_is_an_error(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "own_block"))
     assert "rank 0: MPI_ERR_OTHER" in done.out
     assert "rank 1: MPI_ERR_OTHER" in done.out
@@ -141,7 +141,7 @@ def test_a_rank_whose_own_block_has_two_lengths_hears_of_it(mpi):
 
 
 @DETAILS
-def test_blocks_that_no_plan_can_be_made_for_are_an_error_and_not_mpis(mpi):
+def test_blocks_without_a_plan_are_an_error_and_do_not_go_to_mpi(mpi):
     """The other ranks have a plan, and would wait for this one."""
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "own_block_of_many"))
     assert done.out == "rank 1: MPI_ERR_OTHER\n"
@@ -149,14 +149,14 @@ def test_blocks_that_no_plan_can_be_made_for_are_an_error_and_not_mpis(mpi):
 
 
 @DETAILS
-def test_ranks_that_disagree_about_a_block_of_another_hear_of_it(mpi):
+def test_disagreement_about_another_ranks_block_is_an_error(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "disagree"))
     assert "rank 1: MPI_ERR_OTHER" in done.out
     assert "rank 1 calls allgather of blocks of several sizes" in done.err
 
 
 @DETAILS
-def test_ranks_that_wait_for_each_other_in_different_calls_hear_of_it(mpi):
+def test_ranks_waiting_in_different_calls_is_an_error(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "crossed"))
     assert "rank 0: MPI_ERR_OTHER" in done.out
     assert "rank 1: MPI_ERR_OTHER" in done.out
@@ -165,7 +165,7 @@ def test_ranks_that_wait_for_each_other_in_different_calls_hear_of_it(mpi):
 
 
 @DETAILS
-def test_a_rank_that_does_not_come_is_named_at_the_deadline(mpi):
+def test_a_missing_rank_is_named_after_the_timeout(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "late"), {"BLINK_TIMEOUT": "1"})
     assert "rank 0: MPI_ERR_OTHER" in done.out
     assert "rank 0 waited 1 s for rank 1 (BLINK_TIMEOUT)" in done.err
@@ -190,12 +190,12 @@ def test_ranks_on_several_hosts_and_ranks_without_the_library_are_left_to_mpi(mp
         assert "not all ranks are under the same blink run --mpi, or not on this host" in done.reasons()
 
 
-#: Ranks on "hosts" of this machine, by their numbers, and why no call is Blink's.
+#: Ranks on simulated hosts, by their numbers, and the reason why Blink serves no call.
 ON_HOSTS = {
     "as many on each": (4, "$((r / 2))", None),
     "in turns": (4, "$((r % 2))", None),
-    "more on one": (3, "$((r / 2))", "among several hosts with different numbers of ranks"),
-    "apart": (2, "$r", "on no host more than one of the ranks"),
+    "more on one": (3, "$((r / 2))", "across hosts with different numbers of ranks"),
+    "apart": (2, "$r", "no host has more than one of the ranks"),
 }
 
 
@@ -206,7 +206,7 @@ def on_hosts(mpi, where, *program):
 
 
 @pytest.mark.parametrize("where", ON_HOSTS if ALL_TESTS else ["as many on each", "more on one"])
-def test_an_allreduce_among_hosts_meets_inside_of_each(mpi, where, tmp_path):
+def test_an_allreduce_across_hosts_reduces_inside_each(mpi, where, tmp_path):
     if mpi.name != "openmpi" and not ALL_TESTS:
         pytest.skip("MPICH's ranks spin: BLINK_ALL_TESTS=1 runs it")
     most = "70001" if mpi.name == "openmpi" and ALL_TESTS else "130"
@@ -221,25 +221,26 @@ def test_an_allreduce_among_hosts_meets_inside_of_each(mpi, where, tmp_path):
 
 
 @DETAILS
-def test_an_allreduce_among_hosts_goes_by_slices(mpi, tmp_path):
+def test_an_allreduce_across_hosts_uses_slices(mpi, tmp_path):
     line = on_hosts(mpi, "as many on each", mpi.program("behaviour.c"), "across")
     done = mpi.run(line, options=["--shared-dir", str(tmp_path)])
     assert done.code == 0, done.err
     assert done.out == "across is done\n"
-    # On each of two hosts: a slice of both long sums, and the element that both have left beside the short one.
+    # On each of two hosts: one slice for each of the two long sums; the element that both leave over, and the short
+    # one.
     calls = {name: [row["calls"] for row in rows] for name, rows in done.rows("blink").items()}
     assert calls == {"reduce_scatter": [2, 2], "allgather": [2, 2], "allreduce": [3, 3]}
     assert not done.rows("mpi")
 
 
 @DETAILS
-def test_a_rank_that_has_not_come_to_the_shared_directory_ends_the_job(mpi, tmp_path, monkeypatch):
-    """Those who miss it would go to MPI, and those who do not to Blink."""
+def test_a_rank_missing_from_the_shared_directory_ends_the_job(mpi, tmp_path, monkeypatch):
+    """Ranks that miss it would call MPI, and the others Blink."""
     program = str(mpi.program("behaviour.c"))
     line = [*mpi.launch(1, program, "kinds"), ":", "-n", "1", "env", "-u", "LD_PRELOAD", program, "kinds"]
     done = mpi.run(line, {"BLINK_MPI_PATIENCE": "1"}, options=["--shared-dir", str(tmp_path)])
     assert done.code != 0
-    assert "--shared-dir says that all ranks run under this blink run, but rank 1 is not in" in done.err
+    assert "--shared-dir requires that all ranks run under this blink run, but rank 1 is not in" in done.err
 
 
 @DETAILS
@@ -250,7 +251,7 @@ def test_a_rank_that_has_not_come_to_the_shared_directory_ends_the_job(mpi, tmp_
         ("BLINK_DISABLE", "1", "rank 0: BLINK_DISABLE=1"),
     ],
 )
-def test_without_plans_or_by_wish_all_calls_are_mpis(mpi, variable, value, why):
+def test_without_plans_or_when_disabled_all_calls_go_to_mpi(mpi, variable, value, why):
     changed = ["env", "-u", "BLINK_MPI_BUNDLES", f"{variable}={value}"]
     done = mpi.run(mpi.launch(2, *changed, mpi.program("checked.c"), "1"))
     assert done.code == 0, done.err
@@ -260,19 +261,19 @@ def test_without_plans_or_by_wish_all_calls_are_mpis(mpi, variable, value, why):
 
 
 @DETAILS
-def test_with_a_gpus_library_all_calls_are_mpis(mpi, tmp_path):
-    """Memory of a GPU may be passed by some ranks only."""
+def test_with_a_gpu_library_all_calls_go_to_mpi(mpi, tmp_path):
+    """GPU memory may be passed by some ranks only."""
     library = tmp_path / "libcuda.so.1"
     subprocess.run(["cc", "-shared", "-x", "c", os.devnull, "-o", library, f"-Wl,-soname,{library.name}"], check=True)
     done = mpi.run(mpi.launch(2, mpi.program("checked.c"), "1"), {"LD_PRELOAD": str(library)})
     assert done.code == 0, done.err
     assert not done.rows("blink")
-    assert "a GPU's library is loaded" in done.err
+    assert "a GPU library is loaded" in done.err
 
 
 @DETAILS
 def test_a_binding_for_another_library_is_not_used(mpi, tmp_path):
-    """As where mpicc and mpirun on PATH belong to different libraries."""
+    """This happens if mpicc and mpirun on PATH belong to different libraries."""
     other = "mpicc.mpich" if mpi.name == "openmpi" else "mpicc.openmpi"
     if shutil.which(other) is None:
         pytest.skip(f"needs {other}")
@@ -280,12 +281,12 @@ def test_a_binding_for_another_library_is_not_used(mpi, tmp_path):
     assert done.code == 0, done.err
     assert ", 0 wrong" in done.out
     assert not done.rows("blink")
-    assert "Blink takes no calls: the binding" in done.err
+    assert "Blink serves no calls: the binding" in done.err
 
 
 @DETAILS
 def test_a_library_that_was_loaded_for_a_wrapper_alone_is_found(mpi, tmp_path):
-    """As MPItrampoline does it for JAX: and the wrapper's last act is the call, so that it leaves no address."""
+    """MPItrampoline does so for JAX. The wrapper ends with the call, so it leaves no return address."""
     wrapper = "#include <mpi.h>\nint begin(void) { return MPI_Init(0, 0); }\nint end(void) { return MPI_Finalize(); }\n"
     program = (
         "#include <dlfcn.h>\nint main(void) { void* it = dlopen(WRAPPER, RTLD_NOW | RTLD_LOCAL);\n"
@@ -294,7 +295,7 @@ def test_a_library_that_was_loaded_for_a_wrapper_alone_is_found(mpi, tmp_path):
     (tmp_path / "wrapper.c").write_text(wrapper)
     (tmp_path / "program.c").write_text(program)
     built, made = tmp_path / "wrapper.so", tmp_path / "program"
-    line = [*mpi.found.compiler, "-O2", "-shared", "-fPIC", tmp_path / "wrapper.c", "-o", built]
+    line = [*mpi.installed.compiler, "-O2", "-shared", "-fPIC", tmp_path / "wrapper.c", "-o", built]
     subprocess.run(line, check=True)
     subprocess.run(["cc", f'-DWRAPPER="{built}"', tmp_path / "program.c", "-o", made, "-ldl"], check=True)
     done = mpi.run(mpi.launch(2, made))
@@ -302,7 +303,7 @@ def test_a_library_that_was_loaded_for_a_wrapper_alone_is_found(mpi, tmp_path):
 
 
 @DETAILS
-def test_a_program_that_is_no_mpi_program_is_not_touched(mpi):
+def test_a_program_without_mpi_is_not_affected(mpi):
     done = mpi.run(mpi.launch(1, sys.executable, "-c", "print(1 + 1)"), options=["--require"])
     assert (done.code, done.out) == (1, "2\n")
     assert "libblink_mpi.so was not used: it received no MPI call" in done.err
@@ -311,7 +312,7 @@ def test_a_program_that_is_no_mpi_program_is_not_touched(mpi):
 @DETAILS
 @pytest.mark.parametrize("how", ["abort", "signal", "deadline"])
 def test_ranks_that_end_before_they_can_report_are_counted(mpi, tmp_path, how):
-    """They are named, and nobody says that CMD is no MPI program."""
+    """They are named, and no message says that CMD is no MPI program."""
     program = """#include <mpi.h>
 #include <signal.h>
 #include <unistd.h>
@@ -327,7 +328,7 @@ int main(int argc, char** argv) {
 """
     (tmp_path / "program.c").write_text(program)
     made = tmp_path / "program"
-    subprocess.run([*mpi.found.compiler, tmp_path / "program.c", "-o", made, *mpi.found.options], check=True)
+    subprocess.run([*mpi.installed.compiler, tmp_path / "program.c", "-o", made, *mpi.installed.options], check=True)
     line = mpi.launch(2, made, how)
     done = mpi.run(["timeout", "8", *line] if how == "deadline" else line)
     assert done.code != 0
@@ -338,14 +339,14 @@ int main(int argc, char** argv) {
 
 
 @pytest.mark.slow
-def test_more_than_2_gib_are_mpis_unless_blocks_differ(mpi):
+def test_more_than_2_gib_go_to_mpi_unless_blocks_differ(mpi):
     done = mpi.run(mpi.launch(2, mpi.program("behaviour.c"), "large"))
     assert done.code == 0, done.err
     assert "more than 2^31 bytes" in done.reasons()
     assert [row["most"] for row in done.rows("blink")["allgather"]] == [2_200_000_000]
 
 
-def test_without_a_compiler_it_says_what_to_install(blink, monkeypatch, tmp_path):
+def test_a_missing_compiler_is_reported_with_a_remedy(blink, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     ended = blink("run", "--mpi", "--", "mpirun", "-n", "2", "./app")
     assert ended.code == 3

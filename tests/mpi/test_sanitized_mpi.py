@@ -1,7 +1,7 @@
-"""libblink_mpi.so and its binding neither leave their memory nor race: both, and the program, built with a sanitizer.
+"""libblink_mpi.so and its binding have no memory errors and no races: both and the program are built with a sanitizer.
 
-The MPI libraries are not: what they do among themselves is suppressed. MPICH 4.0.2 ends under the thread sanitizer
-without Blink as well.
+The MPI libraries are not, so reports from inside them are suppressed. MPICH 4.0.2 aborts under the thread sanitizer
+without Blink, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CASES = ["progress", "unexpected", "threads", "handles", "kinds", "one_way", "be
 
 
 def sanitized(mpi, sanitizers: str, source: str) -> list[str]:
-    """The words that start a program of this folder with everything of ours built with ``sanitizers``."""
+    """The command line of a program of this folder, with all of Blink's code built with ``sanitizers``."""
     if shutil.which("cmake") is None:
         pytest.skip("needs cmake")
     build = ROOT / "build" / "native-tests" / f"mpi-{sanitizers}"
@@ -34,11 +34,11 @@ def sanitized(mpi, sanitizers: str, source: str) -> list[str]:
     made, binding, program = (mpi.room / f"{sanitizers}-{name}" for name in ("binding.o", "binding.so", "program"))
     shape = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-fno-optimize-sibling-calls"]
     subprocess.run(
-        [*mpi.found.compiler, *flags, *shape, *includes, "-c", NATIVE / "mpi/binding.c", "-o", made], **quiet
+        [*mpi.installed.compiler, *flags, *shape, *includes, "-c", NATIVE / "mpi/binding.c", "-o", made], **quiet
     )
     subprocess.run(["gcc", "-shared", f"-fsanitize={sanitizers}", made, "-o", binding], **quiet)
     file = Path(__file__).with_name(source)
-    line = [*mpi.found.compiler, *flags, file, "-o", program, *mpi.found.options, "-lpthread"]
+    line = [*mpi.installed.compiler, *flags, file, "-o", program, *mpi.installed.options, "-lpthread"]
     subprocess.run(line, **quiet)
     options = [
         "ASAN_OPTIONS=detect_leaks=0 exitcode=66 detect_stack_use_after_return=1",
@@ -46,12 +46,12 @@ def sanitized(mpi, sanitizers: str, source: str) -> list[str]:
         f"TSAN_OPTIONS=halt_on_error=1 exitcode=66 suppressions={Path(__file__).with_name('tsan.supp')}",
     ]
     preload = str(build / "libblink_mpi.so")
-    if mpi.name != "openmpi":  # whose version 4 has no functions of MPI 4
+    if mpi.name != "openmpi":  # its version 4 has no functions of MPI 4
         preload += f":{build / 'libblink_mpi4.so'}"
-    if "address" in sanitizers:  # which insists on coming first
-        found = subprocess.run(["gcc", "-print-file-name=libasan.so"], text=True, **quiet)
-        preload = f"{found.stdout.strip()}:{preload}"
-    # The launcher is not built with it.
+    if "address" in sanitizers:  # its library must come first
+        runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], text=True, **quiet)
+        preload = f"{runtime.stdout.strip()}:{preload}"
+    # The launcher has no sanitizer.
     start = ["env", f"LD_PRELOAD={preload}", f"BLINK_MPI_BINDING={binding}", *options]
     return [*start, *(["setarch", "-R"] if sanitizers == "thread" else []), str(program)]
 
