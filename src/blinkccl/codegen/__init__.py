@@ -1,1 +1,1 @@
-"""The code that GPUs run: a Program as CUDA C++, where its connections lie, and how it is compiled."""
+"""The code that GPUs run: a Program as CUDA C++, the layout of its connections, and its compilation."""

@@ -1,7 +1,7 @@
-"""The cache of compiled code, by the hash of all that it depends on, kept for the next process.
+"""The cache of compiled code, by the hash of all inputs, kept for later processes.
 
-The key is the text, the headers, the flags and the compiler's own version. What lies in the cache is loaded into this
-process or onto a GPU, so it is taken only from a directory that is this user's alone.
+The key covers the text, the headers, the flags and the compiler's version. Cached code is loaded into this process or
+onto a GPU, so it is used only from a directory that no other user can write.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from blinkccl.errors import LaunchError
 from blinkccl.private_files import cache_directory, open_trusted, private_directory, throw_out, write_at_once
 
 MAX_BYTES = 256 << 20
-#: A longer file is none of ours.
+#: The largest size of a cached file; longer ones are ignored.
 MAX_FILE_BYTES = 64 << 20
 COMPILE_DEADLINE_S = 120.0
 _SUFFIXES = (".so", ".cubin", ".fatbin", ".peer")
-#: For its owner alone; some of it is programs.
+#: For the owner only; some files are executable code.
 _MODE = 0o700
 
 _log = logging.getLogger(__name__)
 
 
 class Compiler(Protocol):
-    """Turns text into one file of code, whose name ends with ``suffix``; finds ``blink/`` in ``include``."""
+    """Compiles text to one file with the suffix ``suffix``; ``include`` contains ``blink/``."""
 
     @property
     def suffix(self) -> str: ...
@@ -42,23 +42,23 @@ class Compiler(Protocol):
     def include(self) -> Path: ...
 
     def fingerprint(self) -> str:
-        """What its output depends on besides text and headers: version, flags, targets."""
+        """Return the inputs besides text and headers: version, flags, targets."""
 
     def compile(self, text: str, deadline_s: float) -> bytes:
-        """The compiled code; InternalError where the text does not compile, UnsupportedError after the deadline."""
+        """Return the compiled code; InternalError if the text does not compile, UnsupportedError after the timeout."""
 
 
 def build(text: str, compiler: Compiler, deadline_s: float = COMPILE_DEADLINE_S) -> Path:
-    """The file of ``text`` compiled by ``compiler``; only if the cache has it not, under its key.
+    """Return the file of ``text`` compiled by ``compiler``, from the cache if its key is there.
 
-    Processes that compile the same at the same time all succeed. Where the cache directory cannot be used, a temporary
-    directory of this process takes its place, and a note says so.
+    Processes may compile the same text at the same time. If the cache directory cannot be used, a temporary directory
+    of this process takes its place, with a warning.
     """
     name = _key(text, compiler) + compiler.suffix
     directory = _directory()
-    found = _usable(directory / name)
-    if found is not None:
-        return found
+    cached = _usable(directory / name)
+    if cached is not None:
+        return cached
     content = compiler.compile(text, deadline_s)
     try:
         write_at_once(directory / name, content, _MODE)
@@ -77,7 +77,7 @@ def _key(text: str, compiler: Compiler) -> str:
 
 
 def _directory() -> Path:
-    """The cache's directory, or a temporary one where there is none or it is not this user's alone."""
+    """The cache's directory, or a temporary one if it is missing or other users can write it."""
     directory = cache_directory(os.environ, "builds")
     if directory is None:
         return _temporary()
@@ -95,7 +95,7 @@ def _usable(path: Path) -> Path | None:
         if error.errno is None:
             _note(str(path), str(error))
         return None
-    with suppress(OSError):  # it was used just now
+    with suppress(OSError):  # the time of last use
         os.utime(path)
     return path
 
@@ -109,5 +109,5 @@ def _temporary() -> Path:
 
 @lru_cache(maxsize=16)
 def _note(what: str, why: str) -> None:
-    """Once for each kind of trouble."""
-    _log.warning("the cache of compiled code %s cannot be used (%s); this process compiles for itself", what, why)
+    """Warn once per directory and reason."""
+    _log.warning("the cache of compiled code %s cannot be used (%s); this process compiles anew", what, why)

@@ -1,16 +1,16 @@
 """A Program cut into the loops that GPU blocks run: one per rank and channel.
 
-On every rank one block of a channel (and one per part of the data) goes through that rank's roles of the channel, tick
-by tick. A queue belongs to one channel, so to one loop at each end.
+On every rank one block per channel (and per part of the data) runs that rank's roles of the channel, tick by tick. A
+queue belongs to one channel, so to one loop at each end.
 
-What differs from the grammar (:mod:`blinkccl.schedule.program`): a block waits for *all* messages and *all* free slots
-of a role before it moves anything. That is one pass over the data and two barriers, but a program that counts on a slot
-being given back in the middle of an execution would deadlock: :func:`channel_loops` refuses it. The proof holds for any
-number of chunks of each slice, however it is cut, as long as all ranks cut it alike.
+Unlike the grammar (:mod:`blinkccl.schedule.program`), a block waits for *all* messages and *all* free slots of a role
+before it moves any data. That takes one pass over the data and two barriers. But a program that needs a slot to be
+freed during an execution would deadlock, so :func:`channel_loops` refuses it. The proof holds for any number of chunks
+per slice, provided that all ranks cut the slice in the same way.
 
 Roles that send the same own chunk in the same tick are executed as one. In a one-shot AllReduce each rank sends its
-data to every other, a tree each: as one execution they read the data once, and a block has two barriers instead of two
-per receiver.
+data to every other, one tree each: as one execution they read the data once, with two barriers per block instead of
+two per receiver.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from blinkccl.schedule.wiring import name_role
 from blinkccl.topology.memories import store_fault
 from blinkccl.topology.model import Topology
 
-#: A warp looks after the counters of an execution: a thread for each end.
+#: One warp handles the counters of an execution, with a thread for each end.
 MAX_ENDS = 32
 MAX_CHANNEL_ENDS = header("call.h").constants["kMostEnds"]
 MAX_CHANNEL_SLICES = header("call.h").constants["kMostSlices"]
-#: Up to here numerator · count does not overflow 64 bits for any buffer of a GPU.
+#: Below this, numerator · count does not overflow 64 bits for any buffer of a GPU.
 MAX_DENOMINATOR = 2**28
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSlice:
-    """A slice as one rank sees it: its first block index in the rank's input and output (0 where it uses none).
+    """A slice on one rank: its first block index in the rank's input and output (0 if unused).
 
-    ``turn``: where its first piece lies (:func:`blinkccl.schedule.dealing.turns`).
+    ``turn``: the position of its first piece (:func:`blinkccl.schedule.dealing.turns`).
     """
 
     slice: int
@@ -64,7 +64,7 @@ class RoleExecution:
 
 @dataclass(frozen=True, slots=True)
 class ChannelLoop:
-    """The loop of a rank in a channel: its queues and slices in the order of first use, and what it does in a tick."""
+    """The loop of a rank in a channel: queues and slices in the order of first use, and the executions of a tick."""
 
     rank: int
     channel: int
@@ -72,7 +72,7 @@ class ChannelLoop:
     sends: tuple[int, ...]
     pieces: tuple[LocalSlice, ...]
     executions: tuple[RoleExecution, ...]
-    #: What an average is divided by where the loop completes reductions; else 1.
+    #: The divisor of an average if the loop completes reductions; else 1.
     contributors: int
 
     @property
@@ -85,20 +85,20 @@ class ChannelLoop:
 
 
 def channel_loops(program: Program, slots: int | None = None) -> tuple[ChannelLoop, ...]:
-    """The loops of a valid program in which there is something to do, by rank and channel.
+    """The non-empty loops of a valid program, by rank and channel.
 
-    Connections will hold ``slots`` messages; None: as the program's channels say. UnsupportedError, which names the
-    roles, if blocks that wait for all ends at once would deadlock, a role has more than :data:`MAX_ENDS` ends or a loop
-    more than :data:`MAX_CHANNEL_ENDS` or :data:`MAX_CHANNEL_SLICES` slices, or a fraction is too fine. Cost: linear in
-    roles and messages, but for look-aheads beyond the slots: see
-    :func:`~blinkccl.schedule.liveness.atomic_liveness_fault`.
+    Connections will hold ``slots`` messages; None: the program's numbers per channel. Raise UnsupportedError, naming
+    the roles, if blocks that wait for all ends at once would deadlock, if a role has more than :data:`MAX_ENDS` ends,
+    if a loop has more than :data:`MAX_CHANNEL_ENDS` ends or :data:`MAX_CHANNEL_SLICES` slices, or if a denominator is
+    too large. Cost: linear in roles and messages, except for look-aheads beyond the slots (see
+    :func:`~blinkccl.schedule.liveness.atomic_liveness_fault`).
     """
     _refuse(program)
     fault = _deadlock(program, slots)
     if fault is not None:
         raise UnsupportedError(
-            "generated code waits for all messages and slots of a role before it moves any, and so this program "
-            f"would deadlock: {fault}; give its queues more slots"
+            "generated code waits for all messages and slots of a role before it moves data, so this program would "
+            f"deadlock: {fault}; give its queues more slots"
         )
     joined, shares = merged(program, MAX_ENDS)
     if _deadlock(joined, 1) is not None:  # with one slot, so that the code does not depend on their number
@@ -114,23 +114,23 @@ def channel_loops(program: Program, slots: int | None = None) -> tuple[ChannelLo
         ends = len(loop.receives) + len(loop.sends)
         if ends > MAX_CHANNEL_ENDS:
             raise UnsupportedError(
-                f"rank {loop.rank} has {ends} connections in channel {loop.channel}: generated code serves "
+                f"rank {loop.rank} has {ends} connections in channel {loop.channel}: generated code serves at most "
                 f"{MAX_CHANNEL_ENDS} per channel; lower the plan to more channels"
             )
         if len(loop.pieces) > MAX_CHANNEL_SLICES:
             raise UnsupportedError(
-                f"rank {loop.rank} has {len(loop.pieces)} slices in channel {loop.channel}: generated code serves "
-                f"{MAX_CHANNEL_SLICES} per channel; lower the plan to more channels"
+                f"rank {loop.rank} has {len(loop.pieces)} slices in channel {loop.channel}: generated code serves at "
+                f"most {MAX_CHANNEL_SLICES} per channel; lower the plan to more channels"
             )
     return loops
 
 
 def merged(program: Program, most_ends: int) -> tuple[Program, tuple[tuple[int, ...], ...]]:
-    """``program`` with such roles as one, and for every role of the result the shares that it serves.
+    """Return ``program`` with roles merged, and for every role of the result the shares that it serves.
 
-    Roles are merged that follow each other on their rank in their channel, receive nothing and have one slice and one
-    offset; none gets more than ``most_ends`` sends. The result does the same, but a role that sends to more ranks waits
-    for more slots: whoever takes it must see that it is live.
+    Roles are merged if they follow each other on their rank in their channel, receive nothing and have the same slice
+    and offset; a merged role has at most ``most_ends`` sends. The result does the same, but a role with more sends
+    waits for more slots, so the caller must check its liveness.
     """
     roles: list[Role] = []
     shares: list[list[int]] = []
@@ -163,15 +163,15 @@ def _refuse(program: Program) -> None:
         finest = max(part.start.denominator, part.stop.denominator)
         if finest >= MAX_DENOMINATOR:
             raise UnsupportedError(
-                f"slice {index} goes from {part.start} to {part.stop}: generated code serves denominators below "
-                f"2^28, got {finest}; plan with --objective fewest-trees, or another algorithm"
+                f"slice {index} goes from {part.start} to {part.stop}: generated code serves denominators below 2^28, "
+                f"got {finest}; plan with --objective fewest-trees, or another algorithm"
             )
     for index, role in enumerate(program.roles):
         ends = len(role.receives) + len(role.sends)
         if ends > MAX_ENDS:
             raise UnsupportedError(
                 f"{name_role(program, index)} receives from {len(role.receives)} and sends to {len(role.sends)} "
-                f"ranks at once: generated code serves {MAX_ENDS} ends per role; plan trees with fewer branches"
+                f"ranks at once: generated code serves at most {MAX_ENDS} ends per role; plan trees with fewer branches"
             )
 
 
@@ -187,11 +187,11 @@ def _contributions(program: Program, role: Role) -> int:
 
 
 def _method(role: Role, contributions: int) -> str | None:
-    """The name in ``KernelContext``; None where nothing is to be done."""
+    """The name in ``KernelContext``; None if the role has no effect."""
     verbs = [verb for verb, wanted in (("copy", role.keeps), ("send", bool(role.sends))) if wanted]
     if not role.receives:
         return "_".join(verbs) or None
-    # One message alone is passed on as it is, unless it ends an average here.
+    # A single message passes unchanged, unless it completes an average here.
     if len(role.receives) > 1 or role.contributes or (role.completes and contributions > 1):
         return "_".join(["recv_reduce", *(verbs or ["send"])])
     return "recv" if verbs == ["copy"] else "_".join(["recv", *(verbs or ["send"])])
@@ -220,19 +220,19 @@ def _loop(
 
 
 def require_direct_stores(program: Program, topology: Topology) -> None:
-    """Refuse a program with a queue whose path on ``topology`` no store or load takes, naming what these do not cross.
+    """Refuse a program with a queue whose path on ``topology`` cannot be a store or load, naming the obstacle.
 
-    Generated code knows queues by their ends and their home, the memory in which messages lie. Into the receiver's the
-    sender's threads store (the queue is pushed), from the sender's the receiver's threads load (it is pulled), and into
-    a processor's the one side stores what the other loads (it is staged); over whatever way the hardware has. A program
-    whose queues lie on other paths would run, but not at its rate.
+    Generated code knows a queue by its ends and its home, the memory of its messages. If the home is the receiver's,
+    the sender's threads store into it (the queue is pushed). If it is the sender's, the receiver's threads load from
+    it (pulled). If it is a processor's, the one side stores and the other loads (staged). The hardware chooses the
+    route. A program with queues on other paths would run, but not at its rate.
 
-    For code that GPUs are to run. Engine ``generated`` runs the same text in the memory of one host, where every pair
-    reaches each other, and promises no rate.
+    This applies to code for GPUs. Engine ``generated`` runs the same text in the memory of one host, where all pairs
+    are connected, and promises no rate.
     """
     if program.relays:
         labels = ", ".join(topology.vertex[vertex].label for vertex in program.relays)
-        raise UnsupportedError(f"data goes on at {labels}, where no kernel of the job runs; plan without --relays")
+        raise UnsupportedError(f"data is forwarded at {labels}, where no kernel of the job runs; plan without --relays")
     for number, queue in enumerate(program.queues):
         fault = next(filter(None, (store_fault(topology, leg) for leg in queue.legs)), None)
         if queue.is_staged and topology.vertex[queue.home].kind == "gpu":
@@ -242,6 +242,6 @@ def require_direct_stores(program: Program, topology: Topology) -> None:
             ends = program.vertices
             raise UnsupportedError(
                 f"queue {number}, from GPU {ends[queue.src]} to GPU {ends[queue.dst]}: {fault}, so generated code "
-                "cannot have the plan's rate; plan with --links fast, without --relays, or with --topo of a machine "
-                "without this link (libblink.so plans so by itself)"
+                "cannot reach the plan's rate; plan with --links fast, without --relays, or with --topo of a machine "
+                "without this link (libblink.so does so by itself)"
             )

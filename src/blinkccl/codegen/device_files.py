@@ -1,4 +1,4 @@
-"""Finds the headers that generated code includes, and their library for this CPU."""
+"""Paths of the headers that generated code includes, and of their library for this CPU."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.native import headers, library_file
 
 LIBRARY = "libblink_device.so"
-#: Names another library file; for people who work on it.
+#: The variable that names another library file, for developers of the library.
 LIBRARY_OVERRIDE = "BLINK_DEVICE_LIBRARY"
-#: Names another directory that holds ``blink/context.h``.
+#: The variable that names another directory with ``blink/context.h``.
 INCLUDE_OVERRIDE = "BLINK_DEVICE_INCLUDE"
 
 
 def include_directory() -> Path:
-    """The directory of ``blink/context.h``: what ``BLINK_DEVICE_INCLUDE`` names, or what came with the package."""
+    """The directory of ``blink/context.h``: ``BLINK_DEVICE_INCLUDE``, or the package's."""
     named = os.environ.get(INCLUDE_OVERRIDE)
     path = Path(named) if named else Path(str(files("blinkccl").joinpath("_native").joinpath("device")))
     if not (path / "blink" / "context.h").is_file():
@@ -35,15 +35,15 @@ def host_library() -> Path:
 
 
 def searched(include: Path) -> tuple[Path, Path]:
-    """Where compilers look for headers: ``include``, and the directory of those that Python reads too."""
+    """The include directories of compilers: ``include``, and that of the headers that Python reads as well."""
     return include, headers.DIRECTORY
 
 
 @lru_cache(maxsize=8)
 def headers_digest(include: Path) -> str:
-    """64 hexadecimal digits over all headers that are searched: what is compiled changes with them."""
-    found = sha256()
+    """A SHA-256 of all headers in the include directories, in hexadecimal digits."""
+    digest = sha256()
     for directory in searched(include):
         for path in sorted(path for path in (directory / "blink").glob("*") if path.is_file()):
-            found.update(f"{path.name}\n".encode() + path.read_bytes())
-    return found.hexdigest()
+            digest.update(f"{path.name}\n".encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,7 +1,7 @@
 """Generated code compiled for GPUs, by NVIDIA's nvcc or by NVRTC, its run-time compiler.
 
-NVRTC is one library, without toolkit and host compiler, and comes with PyTorch's wheels. It runs in a process of its
-own (:mod:`blinkccl.codegen.nvrtc_child`), which can be ended when it takes too long.
+NVRTC is one library, needs no toolkit and no host compiler, and comes with PyTorch's wheels. It runs in its own process
+(:mod:`blinkccl.codegen.nvrtc_child`), which is killed after the timeout.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from blinkccl.codegen.command import compiled, run, version_of
 from blinkccl.codegen.device_files import include_directory, searched
 from blinkccl.errors import UnsupportedError
 
-#: A product and the sum that it enters are rounded one after the other: the bits of blinkccl.collectives.ops.
+#: A product and the sum that it enters are rounded separately, as in blinkccl.collectives.ops.
 NVCC_FLAGS = ("-std=c++17", "-O3", "-fmad=false")
 NVRTC_FLAGS = ("--std=c++17", "--fmad=false")
-#: Environment variables that name the one and the other.
+#: Environment variables that name an nvcc and an NVRTC.
 NVCC, NVRTC = "BLINK_NVCC", "BLINK_NVRTC_LIB"
-#: Of site-packages: the wheels nvidia-cuda-nvrtc and, in cuda_nvrtc, nvidia-cuda-nvrtc-cu12; and nvidia-cuda-nvcc, for
-#: CUDA 13 and later: nvidia-cuda-nvcc-cu12 has ptxas, and no nvcc.
+#: Paths in site-packages: the wheels nvidia-cuda-nvrtc and (in cuda_nvrtc) nvidia-cuda-nvrtc-cu12; and
+#: nvidia-cuda-nvcc, for CUDA 13 and later, since nvidia-cuda-nvcc-cu12 has ptxas but no nvcc.
 _NVRTC_WHEELS, _NVCC_WHEEL = "nvidia/cu*/lib", "nvidia/cu*/bin"
 _DIRECTORIES = ("/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
-#: Of CUDA, when this was written; and the first GPU that it knows, sm_75.
+#: The newest CUDA at the time of writing, and its first GPU, sm_75.
 _NEWEST, _FIRST_OF_13 = 13, 75
 _CHILD = (sys.executable, "-m", "blinkccl.codegen.nvrtc_child")
 
 
 def gpu_compiler(architecture: str, driver: tuple[int, int] | None = None) -> Nvcc | Nvrtc:
-    """An NVRTC or the nvcc that is here and serves ``architecture``, like ``sm_90``; else UnsupportedError.
+    """An installed NVRTC or nvcc that serves ``architecture``, like ``sm_90``; else UnsupportedError.
 
-    ``driver`` is the CUDA version of the driver that will load the code, which need not know the code of a compiler of
-    a later major version: one that is not later is preferred. The error has the line that installs one.
+    ``driver`` is the CUDA version of the driver that will load the code. A driver need not know the code of a compiler
+    of a later major version, so compilers that are not later are preferred. The error contains an installation command.
     """
     late: Nvcc | Nvrtc | None = None
     reasons: list[str] = []
@@ -54,7 +54,7 @@ def gpu_compiler(architecture: str, driver: tuple[int, int] | None = None) -> Nv
 
 
 def _serving(architecture: str, reasons: list[str]) -> Iterator[tuple[tuple[int, int], Nvcc | Nvrtc]]:
-    """CUDA's version and the compiler, of all that serve ``architecture``; why others do not goes to ``reasons``."""
+    """Each compiler that serves ``architecture`` with its CUDA version; the others' reasons go to ``reasons``."""
     for library in nvrtc_libraries() or (None,):
         try:
             compiler = nvrtc(architecture, library)
@@ -69,9 +69,9 @@ def _serving(architecture: str, reasons: list[str]) -> Iterator[tuple[tuple[int,
 
 
 def install_line(architecture: str, driver: tuple[int, int] | None = None) -> str:
-    """The command that installs NVRTC where this process finds it, of a CUDA that serves the GPU and the driver takes.
+    """The command that installs an NVRTC for this process, of a CUDA version that serves the GPU and the driver.
 
-    CUDA 13 knows no GPU before sm_75; up to CUDA 12 a wheel's name ends with the version.
+    CUDA 13 serves no GPU before sm_75; up to CUDA 12 a wheel's name ends with the version.
     """
     major = driver[0] if driver else _NEWEST
     if int(re.sub(r"\D", "", architecture) or _FIRST_OF_13) < _FIRST_OF_13:
@@ -85,7 +85,7 @@ def install_line(architecture: str, driver: tuple[int, int] | None = None) -> st
 
 @dataclass(frozen=True)
 class Nvcc:
-    """nvcc for certain GPUs: ``("sm_90",)`` makes a cubin, several a fatbin."""
+    """An nvcc for some architectures: ``("sm_90",)`` gives a cubin, several give a fatbin."""
 
     command: str
     architectures: tuple[str, ...]
@@ -115,43 +115,43 @@ class Nvcc:
 
 
 def find_nvcc() -> str | None:
-    """The nvcc that ``BLINK_NVCC`` names, or that of CUDA_HOME, PATH, /usr/local/cuda or a wheel, the newest."""
+    """The nvcc in ``BLINK_NVCC``, or that of CUDA_HOME, PATH, /usr/local/cuda or a wheel, newest wheel first."""
     named = os.environ.get(NVCC)
     if named:
         return named
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     for path in ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"]:
-        found = shutil.which(path)
-        if found:
-            return found
+        executable = shutil.which(path)
+        if executable:
+            return executable
     wheels = (path for base in sys.path for path in _newest_first(Path(base or ".").glob(f"{_NVCC_WHEEL}/nvcc")))
     return next((str(path) for path in wheels if os.access(path, os.X_OK)), None)
 
 
 @lru_cache(maxsize=8)
 def nvcc_version(command: str) -> tuple[int, int]:
-    """(major, minor) of its CUDA."""
-    found = re.search(r"release (\d+)\.(\d+)", version_of(command))
-    if found is None:
+    """Its CUDA version, (major, minor)."""
+    release = re.search(r"release (\d+)\.(\d+)", version_of(command))
+    if release is None:
         raise UnsupportedError(f"{command} --version names no release; is it nvcc?")
-    return int(found[1]), int(found[2])
+    return int(release[1]), int(release[2])
 
 
 @lru_cache(maxsize=8)
 def nvcc_architectures(command: str) -> tuple[str, ...]:
-    """The GPUs it compiles for: ``("sm_75", …)``."""
-    code, said = run([command, "--list-gpu-code"], 20.0)
+    """The architectures that it serves: ``("sm_75", …)``."""
+    code, text = run([command, "--list-gpu-code"], 20.0)
     if code:
-        raise UnsupportedError(f"{command} --list-gpu-code fails (exit code {code}): {said[:200]}")
-    return tuple(dict.fromkeys(re.findall(r"\bsm_\d+\b", said)))
+        raise UnsupportedError(f"{command} --list-gpu-code fails (exit code {code}): {text[:200]}")
+    return tuple(dict.fromkeys(re.findall(r"\bsm_\d+\b", text)))
 
 
 def nvcc(*architectures: str) -> Nvcc:
-    """nvcc for ``architectures``, like ``sm_90``; UnsupportedError if there is none, or it does not know them."""
+    """An nvcc for ``architectures``, like ``sm_90``; UnsupportedError without an nvcc that serves them."""
     command = find_nvcc()
     if command is None:
         raise UnsupportedError(
-            f"there is no nvcc: {NVCC} is not set, and neither CUDA_HOME, PATH, /usr/local/cuda nor a wheel has one"
+            f"there is no nvcc: {NVCC} is not set, and CUDA_HOME, PATH, /usr/local/cuda and the wheels have none"
         )
     known = nvcc_architectures(command)
     for name in architectures:
@@ -165,7 +165,7 @@ def nvcc(*architectures: str) -> Nvcc:
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """NVRTC for one kind of GPU, like ``sm_70``."""
+    """An NVRTC for one architecture, like ``sm_70``."""
 
     library: Path
     architecture: str
@@ -187,16 +187,16 @@ class Nvrtc:
 
 
 def nvrtc_libraries() -> tuple[Path, ...]:
-    """The library that ``BLINK_NVRTC_LIB`` names, or all: of the wheels on sys.path, of LD_LIBRARY_PATH, the system's.
+    """The library in ``BLINK_NVRTC_LIB``, or all in the wheels on sys.path, in LD_LIBRARY_PATH and in the system.
 
-    Of each directory the newest comes first.
+    Within a directory the newest comes first.
     """
     named = os.environ.get(NVRTC)
     if named:
         return (Path(named),)
     places = [place for base in sys.path for place in _newest_first(Path(base or ".").glob(_NVRTC_WHEELS))]
-    ours = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    places += map(Path, [*filter(None, ours), *_DIRECTORIES])
+    directories = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    places += map(Path, [*filter(None, directories), *_DIRECTORIES])
     libraries = (path for place in places for path in _newest_first(place.glob("libnvrtc.so.*")))
     return tuple({path.resolve(): path for path in libraries}.values())
 
@@ -207,7 +207,7 @@ def _newest_first(paths: Iterable[Path]) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class NvrtcFacts:
-    """What a library says of itself: its CUDA version, and the GPUs it compiles for."""
+    """A library's own data: its CUDA version, and the architectures that it serves."""
 
     version: tuple[int, int]
     architectures: tuple[str, ...]
@@ -216,23 +216,23 @@ class NvrtcFacts:
 @lru_cache(maxsize=8)
 def nvrtc_facts(library: Path) -> NvrtcFacts:
     """Version and architectures of ``library``; UnsupportedError if it cannot be loaded."""
-    code, said = run([*_CHILD, "facts", str(library)], 30.0)
+    code, text = run([*_CHILD, "facts", str(library)], 30.0)
     if code:
-        raise UnsupportedError(f"{library} cannot be used: {said.strip()[:300]}")
-    facts = json.loads(said)
+        raise UnsupportedError(f"{library} cannot be used: {text.strip()[:300]}")
+    facts = json.loads(text)
     return NvrtcFacts(tuple(facts["version"]), tuple(f"sm_{number}" for number in facts["architectures"]))
 
 
 def nvrtc(architecture: str, library: Path | None = None) -> Nvrtc:
-    """``library``, or the first that is here, for ``architecture``, like ``sm_70``, which is known up to CUDA 12.
+    """An NVRTC for ``architecture``: ``library``, or the first installed one; sm_70 is served up to CUDA 12.
 
-    UnsupportedError if there is none, or it does not know that GPU.
+    UnsupportedError if there is no library, or it does not serve the architecture.
     """
     library = library or next(iter(nvrtc_libraries()), None)
     if library is None:
         raise UnsupportedError(
-            f"there is no libnvrtc: {NVRTC} is not set, and no wheel on sys.path, no directory of LD_LIBRARY_PATH "
-            "and no usual one has it"
+            f"there is no libnvrtc: {NVRTC} is not set, and the wheels on sys.path, the directories of LD_LIBRARY_PATH "
+            "and the system's directories have none"
         )
     known = nvrtc_facts(library).architectures
     if architecture not in known:

@@ -1,8 +1,7 @@
-"""Generated code compiled for this host by any C++17 compiler: kernels that run here, or entries of copy engines.
+"""Generated code compiled for this host by any C++17 compiler: kernels for this CPU, or entries of copy engines.
 
-Kernels become a shared library, whose work is done in ``libblink_device.so``. The entries of copy engines put a
-schedule into streams; ``libblink.so`` opens them beside the kernels' image. They need no other library, and no GPU's
-compiler.
+Kernels become a shared library, which calls ``libblink_device.so``. The entries of copy engines enqueue a schedule on
+streams; ``libblink.so`` opens them beside the kernels' image. They need neither another library nor a GPU compiler.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from blinkccl.codegen.command import compiled, version_of
 from blinkccl.codegen.device_files import host_library, include_directory, searched
 from blinkccl.errors import UnsupportedError
 
-#: The work is done in the library; optimizing what calls it would take longer than it saves.
+#: Most time is spent in the library, so optimizing its callers would cost more than it saves.
 FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared")
-#: BLINK_COPIES: kernels' entries are left out (native/device/blink/rows.h).
+#: BLINK_COPIES leaves out the kernels' entries (native/device/blink/rows.h).
 COPIES_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-DBLINK_COPIES")
 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C++17 compiler, called as ``command``, e.g. ``ccache g++``; the code is linked with ``library``, if any."""
+    """A C++17 compiler with the command line ``command``, e.g. ``ccache g++``; links with ``library``, if any."""
 
     command: str
     include: Path
@@ -54,15 +53,15 @@ class HostCompiler:
 
 
 def host_compiler() -> HostCompiler:
-    """The compiler of kernels: what ``CXX`` names, or the first of c++, g++ and clang++ on PATH; UnsupportedError."""
+    """The compiler of kernels: ``CXX``, or the first of c++, g++ and clang++ on PATH; else UnsupportedError."""
     named = os.environ.get("CXX", "").strip()
     for command in [named] if named else ["c++", "g++", "clang++"]:
         if shutil.which(shlex.split(command)[0]):
             return HostCompiler(command, include_directory(), host_library())
-    looked = f"CXX names {named!r}, which is not there" if named else "none of c++, g++ and clang++ is on PATH"
-    raise UnsupportedError(f"generated code needs a C++17 compiler, and {looked}; on Debian: apt install g++")
+    reason = f"CXX names {named!r}, which does not exist" if named else "none of c++, g++ and clang++ is on PATH"
+    raise UnsupportedError(f"generated code needs a C++17 compiler, and {reason}; on Debian: apt install g++")
 
 
 def copies_compiler() -> HostCompiler:
-    """The same for the entries of copy engines."""
+    """The compiler of copy engines' entries."""
     return replace(host_compiler(), library=None, flags=COPIES_FLAGS)

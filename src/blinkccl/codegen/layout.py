@@ -1,11 +1,11 @@
-"""The layout of connections in the memory of their ranks: one for all programs that take turns on them.
+"""The layout of connections in the memory of their ranks: one for all programs that use them in turn.
 
-A *group* of programs on the same ranks shares its connections: per ordered pair of ranks there are as many as the
-program with most queues on that pair needs. Each rank has one segment of device memory, whose base every other rank
-can map; what the sender writes lies in the receiver's segment, what the sender waits for in its own, so that all
-polling is local and all stores across a link are posted. A queue that is staged has its connection in a segment of
-pinned host memory instead, one per processor, which both ends map: there lies all that they share, as their GPUs may
-not reach each other. Of one that is pulled the messages lie in the sender's segment.
+A *group* of programs on the same ranks shares its connections: an ordered pair of ranks has as many connections as the
+program with the most queues on that pair. Each rank has one segment of device memory, which every other rank can map. A
+sender writes into the receiver's segment and waits on its own, so all polling is local and all stores across a link are
+posted. A staged queue has its connection in a segment of pinned host memory instead, one per processor, which both ends
+map: it holds all their shared data, since their GPUs may not reach each other. A pulled queue has its messages in the
+sender's segment.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from blinkccl.errors import UsageError
 from blinkccl.native.headers import header
 from blinkccl.schedule.program import Program, Queue
 
-#: Everything begins on a line of this many bytes; the counters of two parts lie this far apart.
+#: All parts begin on a line of this many bytes; the counters of adjacent parts are this far apart.
 LINE_BYTES = 8 * header("call.h").constants["kStride"]
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How much a connection holds; UsageError if a number is out of range."""
+    """The size of connections; UsageError if a number is out of range."""
 
-    #: The most blocks that share a channel's work, each with rings and counters of its own; the p-th those of number p.
+    #: The largest number of blocks that share a channel's work; block p uses rings and counters number p.
     parts: int = 1
-    #: Messages that each ring holds.
+    #: Messages per ring.
     slots: int = 2
-    #: Of a message of the protocol simple, and of one of LL or of LL128, flags included; positive multiples of 128.
+    #: Bytes of a message of protocol simple, and of one of LL or LL128 with flags; positive multiples of 128.
     slot_bytes: int = 512 * 1024
     line_bytes: int = 16 * 1024
-    #: Of messages that copy engines carry, which have a ring of their own and are not cut into parts; both 0: none.
+    #: Messages of copy engines, which have their own ring and are not cut into parts; both 0: none.
     copy_slots: int = 0
     copy_slot_bytes: int = 0
 
@@ -54,7 +54,7 @@ class Geometry:
             )
 
     def capacity_bytes(self, protocol: str) -> int:
-        """The most data that one message of "simple", "ll", "ll128" or "copies" carries; a multiple of 8."""
+        """The largest number of data bytes in a message of "simple", "ll", "ll128" or "copies"; a multiple of 8."""
         if protocol == "copies":
             return self.copy_slot_bytes
         if protocol == "simple":
@@ -64,13 +64,13 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection's places, in bytes from the start of a segment; ``call.h`` says what they hold.
+    """The offsets of a connection in bytes from the start of a segment; ``call.h`` describes the contents.
 
-    ``home`` is ``dst``, ``src`` where it is pulled, or where it is staged the segment of a memory. ``ring`` and
-    ``lines`` lie there. What is staged has ``tail`` and ``head`` there, too, else they lie where they are polled:
-    ``tail`` and ``dst_position`` in the segment of ``dst``, ``head`` and ``src_position`` in that of ``src``.
-    ``copy_ring``, ``copy_tail`` and ``copy_head`` are the same for copy engines, and all 0 where nothing is for them:
-    they do not pull. What is staged they fetch into ``copy_landing``, a ring in the segment of ``dst``.
+    ``home`` is the segment of ``ring`` and ``lines``: ``dst``, ``src`` for a pulled connection, or a memory's for a
+    staged one. A staged connection also has ``tail`` and ``head`` there. Otherwise they are in the segment of the rank
+    that polls them: ``tail`` and ``dst_position`` in that of ``dst``, ``head`` and ``src_position`` in that of ``src``.
+    ``copy_ring``, ``copy_tail`` and ``copy_head`` are the same for copy engines, and all 0 if unused; copy engines do
+    not pull. They fetch staged messages into ``copy_landing``, a ring in the segment of ``dst``.
     """
 
     src: int
@@ -90,7 +90,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """The connections by id, and the bytes of segments: of each rank, then of memories. All is zero at the start."""
+    """The connections by id, and the bytes of segments: of each rank, then of memories. All memory is zero at first."""
 
     geometry: Geometry
     connections: tuple[Connection, ...]
@@ -99,25 +99,25 @@ class SegmentLayout:
 
 
 class ProgramGroup:
-    """Programs on the same ranks that share connections; UsageError if there is none, or their ranks differ."""
+    """Programs on the same ranks that share connections; UsageError without a program, or if their ranks differ."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         if not programs:
             raise UsageError("a group needs at least one program, got none")
         self.ranks = programs[0].ranks
-        #: The vertices of memories in which queues are staged; the segment of number i is behind those of the ranks.
+        #: The vertices of the memories that stage queues; the segment of memory i follows those of the ranks.
         self.memories = tuple(sorted({q.home for program in programs for q in program.queues if q.is_staged}))
         for program in programs:
             if program.ranks != self.ranks:
                 raise UsageError(
-                    f"programs that share connections run on the same ranks: expected {list(self.ranks)}, got "
+                    f"programs that share connections must run on the same ranks: expected {list(self.ranks)}, got "
                     f"{list(program.ranks)}"
                 )
         widest: dict[tuple[int, int, int], int] = {}
         for program in programs:
             for way, queues in Counter(map(self._way, program.queues)).items():
                 widest[way] = max(widest.get(way, 0), queues)
-        #: (sender, receiver, segment in which messages lie) of each connection, by id.
+        #: (sender, receiver, segment of the messages) of each connection, by id.
         self.ways = tuple(way for way in sorted(widest) for _ in range(widest[way]))
         self._first = {way: index for index, way in reversed(list(enumerate(self.ways)))}
 
@@ -127,7 +127,7 @@ class ProgramGroup:
         return queue.src, queue.dst, queue.src if queue.home == queue.path[0] else queue.dst
 
     def connections_of(self, program: Program) -> tuple[int, ...]:
-        """The connection that each queue of ``program`` uses; ``program`` is one of the group."""
+        """The connection of each queue of ``program``, which is one of the group."""
         used: Counter[tuple[int, int, int]] = Counter()
         ids = []
         for way in map(self._way, program.queues):
@@ -136,7 +136,7 @@ class ProgramGroup:
         return tuple(ids)
 
     def layout(self, geometry: Geometry) -> SegmentLayout:
-        """Where connections lie: rings, lines, counters, in the order of ids; what copy engines take comes behind."""
+        """The places of connections: rings, lines, counters, in the order of ids; then those of copy engines."""
         ends = [0] * (len(self.ranks) + len(self.memories))
 
         def take(segment: int, size: int) -> int:
@@ -147,7 +147,7 @@ class ProgramGroup:
             return end if home < len(self.ranks) else home
 
         rings = geometry.parts * geometry.slots * geometry.slot_bytes
-        lines = 2 * geometry.parts * geometry.slots * geometry.line_bytes  # of each part LL's, then LL128's
+        lines = 2 * geometry.parts * geometry.slots * geometry.line_bytes  # per part LL's, then LL128's
         counters = geometry.parts * LINE_BYTES
         data = [(take(home, rings), take(home, lines)) for _, _, home in self.ways]
         connections = tuple(

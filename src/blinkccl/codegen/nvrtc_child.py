@@ -1,6 +1,6 @@
 """The process in which NVRTC runs.
 
-``facts LIBRARY`` prints version and architectures as JSON; ``compile LIBRARY SOURCE OUTPUT`` reads its options as JSON
+``facts LIBRARY`` prints version and architectures as JSON. ``compile LIBRARY SOURCE OUTPUT`` reads its options as JSON
 from standard input, writes a cubin and prints the log. Exit code 1 is a failure, with the reason on standard output.
 """
 
@@ -29,10 +29,10 @@ class _Library:
         self._load_other_half(Path(path))
 
     def _load_other_half(self, path: Path) -> None:
-        """Load NVRTC's builtins, which it opens by name: the wheels of CUDA 13.0 have no run path to find them.
+        """Load NVRTC's builtins, which it opens by name: the wheels of CUDA 13.0 have no run path to them.
 
-        One that lies beside it is loaded before, by its path, and the loader then knows the name. Other versions of it
-        may lie there, too.
+        The one beside it is loaded first, by its path, so that the loader knows the name. The directory may contain
+        other versions, too.
         """
         name = "libnvrtc-builtins.so." + ".".join(map(str, self.version))
         for half in (path.with_name(name), path.resolve().with_name(name)):
@@ -44,7 +44,7 @@ class _Library:
                 return
 
     def call(self, name: str, *arguments: object) -> None:
-        """Calls a function; any result but 0 is a failure."""
+        """Call a function; any result but 0 is a failure."""
         result = getattr(self._library, name)(*arguments)
         if result:
             raise _FailureError(f"{name}: {self._library.nvrtcGetErrorString(result).decode()}")
@@ -55,7 +55,7 @@ def _facts(library: _Library) -> None:
     library.call("nvrtcGetNumSupportedArchs", c.byref(count))
     numbers = (c.c_int * count.value)()
     library.call("nvrtcGetSupportedArchs", numbers)
-    # Some installations lack the part that compiling needs; better said now than of a plan's code.
+    # Some installations lack a part that compilation needs, so this fails here and not with a plan's code.
     program = c.c_void_p()
     library.call("nvrtcCreateProgram", c.byref(program), b"__global__ void nothing() {}", b"nothing.cu", 0, None, None)
     library.call("nvrtcCompileProgram", program, 0, None)
@@ -80,7 +80,7 @@ def _compile(library: _Library, source: Path, output: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the module's text says."""
+    """Run the command in ``arguments`` and return the exit code."""
     try:
         library = _Library(arguments[1])
         if arguments[0] == "facts":

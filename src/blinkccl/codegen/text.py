@@ -1,16 +1,14 @@
 """Program → CUDA C++, which nvcc and NVRTC compile for GPUs and any C++17 compiler for this CPU.
 
-The text is the schedule and nothing else: which rank waits for whom, combines what and sends it where, with ranks,
-connections and fractions as constants. How messages are moved is in the headers that it includes
-(``native/device/blink/context.h``). Per rank and channel there is one function, a loop over ticks; what is in it is one
-line per role. The same program gives the same bytes.
+The text is the schedule only: the waits, reductions and sends of each rank, with ranks, connections and fractions as
+constants. The included headers move the messages (``native/device/blink/context.h``). Each rank and channel has one
+function, a loop over ticks with one line per role. The same program gives the same bytes.
 
-Three kernels come out of each program, one per protocol: ``blink_<name>_simple``, ``…_ll`` and ``…_ll128``, or one
-kernel runs several programs, of which its call names one; and, where the text is compiled for copy engines
-(:mod:`blinkccl.codegen.host_compiler`), ``blink_<name>_copies``, which a process calls to put the same schedule into
-streams. A file has one kernel more that reduces for these, ``blink_fold``.
-Comments say what each kernel was made from and what each function does; GPUs are named by vertex id, shares and slices
-by their place in the collective.
+Each program becomes three kernels, one per protocol: ``blink_<name>_simple``, ``…_ll`` and ``…_ll128``; or one kernel
+runs several programs, selected by its call. Text compiled for copy engines (:mod:`blinkccl.codegen.host_compiler`) has
+``blink_<name>_copies`` instead, which a process calls to enqueue the same schedule on streams. A file has one more
+kernel that reduces for these, ``blink_fold``. Comments describe the source of each kernel and each function; they name
+GPUs by vertex id, and shares and slices by their place in the collective.
 """
 
 from __future__ import annotations
@@ -32,15 +30,15 @@ from blinkccl.trees.forest.model import Forest
 
 #: Protocol → the type of its wire in ``context.h``.
 WIRES = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
-#: The line that functions need before them.
+#: The line before all functions.
 INCLUDE = '#include "blink/context.h"\n'
-#: Before it, where no program of a file reduces: the headers then leave out all arithmetic, most of a compiler's work.
-MOVES_ONLY = "#define BLINK_MOVES_ONLY  // nothing is combined\n"
-#: The protocol of copy engines, which is no kernel, and the kernel that reduces for it.
+#: The line before it if no program of a file reduces: the headers then omit all arithmetic, most of the compile time.
+MOVES_ONLY = "#define BLINK_MOVES_ONLY  // all programs only move data\n"
+#: The protocol of copy engines, which has no kernel, and the kernel that reduces for it.
 COPIES, FOLD = "copies", "blink_fold"
 FOLD_ENTRY = f"BLINK_FOLD_ENTRY({FOLD})"
 _COLUMNS, _HEADER_COLUMNS = 118, 110
-#: People look at a few trees; who wants all of them prints the plan.
+#: The number of trees in a comment; the plan has all of them.
 TREES_SHOWN = 64
 
 
@@ -48,8 +46,8 @@ TREES_SHOWN = 64
 class Kernel:
     """A program to be written as code under a name of lower-case letters, digits and ``_``, else UsageError.
 
-    ``forest`` is what it was made from, for the comment. Its connections will hold ``slots`` messages; None: what its
-    channels say.
+    ``forest`` is its source, for the comment. Its connections will hold ``slots`` messages; None: the numbers of its
+    channels.
     """
 
     name: str
@@ -74,11 +72,11 @@ def entry_name(name: str, protocol: str) -> str:
 def cuda_text(
     kernels: Sequence[Kernel], group: ProgramGroup | None = None, entries: Sequence[str] | None = None
 ) -> str:
-    """One file of code for ``kernels``, which use the connections of ``group``, or make a group of their own.
+    """One file of code for ``kernels``, which use the connections of ``group``, or of a group of their own.
 
-    ``entries`` are its last lines; None: each kernel has an entry per protocol, and there is one that reduces.
-    UsageError if there is no kernel, two have one name, or they run on different ranks; UnsupportedError as
-    :func:`blinkccl.codegen.channels.channel_loops` says. Cost: linear in roles and messages.
+    ``entries`` are its last lines; None: each kernel has an entry per protocol, and one kernel reduces. UsageError if
+    there is no kernel, two have one name, or they run on different ranks; UnsupportedError as in
+    :func:`blinkccl.codegen.channels.channel_loops`. Cost: linear in roles and messages.
     """
     names = [kernel.name for kernel in kernels]
     if len(dict.fromkeys(names)) != len(names):
@@ -100,13 +98,13 @@ def cuda_text(
 
 
 def code(kernel: Kernel, group: ProgramGroup) -> str:
-    """The functions of one kernel and its entries; without comment and include."""
+    """The functions of one kernel and its entries, without comment and include."""
     entries = [kernel_entry(kernel.entry(protocol), wire, [kernel]) for protocol, wire in WIRES.items()]
     return "\n".join([functions(kernel, group), *entries, copy_entry(kernel), ""])
 
 
 def kernel_entry(name: str, wire: str, programs: Sequence[Kernel]) -> str:
-    """The line of the kernel ``name``, which runs one of ``programs``: the call says which, by its number."""
+    """The line of the kernel ``name``, which runs one of ``programs``: its call has the number."""
     return f"BLINK_ENTRY({name}, {wire}, {', '.join(f'{one.name}::run' for one in programs)})"
 
 
@@ -115,7 +113,7 @@ def copy_entry(kernel: Kernel) -> str:
 
 
 def functions(kernel: Kernel, group: ProgramGroup) -> str:
-    """What each rank does in each channel, in a namespace of the kernel's name."""
+    """One function per rank and channel, in a namespace of the kernel's name."""
     program = kernel.program
     words, connections = Words(program), group.connections_of(program)
     loops, largest = channel_loops(program, kernel.slots), largest_share(program)
@@ -144,7 +142,7 @@ def _function(words: Words, connections: tuple[int, ...], loop: ChannelLoop, lar
     if largest is not None:
         numbers = f"{largest.numerator}, {largest.denominator}"
         part = "the whole block" if largest == 1 else f"{largest} of the block"
-        lines.append(f"  context.largest({numbers});  // shares have as many chunks as one of {part}")
+        lines.append(f"  context.largest({numbers});  // every share has as many chunks as {part}")
     lines += [_slice(words, piece) for piece in loop.pieces]
     lines.append(_broken("  context.open(", ids, ");"))
     lines.append(_broken("  const Word end = latest(", [_end(words, loop, piece) for piece in loop.pieces], ");"))
@@ -175,7 +173,7 @@ def _end(words: Words, loop: ChannelLoop, piece: LocalSlice) -> str:
 
 
 def _arguments(words: Words, execution: RoleExecution, received: dict[int, str], sent: dict[int, str]) -> list[str]:
-    """The arguments of the method, as ``context.h`` has them."""
+    """The arguments of the method, in the order of ``context.h``."""
     role, method = execution.role, execution.method
     arguments = [words.slice(role.slice), f"tick - {role.offset}" if role.offset else "tick"]
     reduces = "reduce" in method
@@ -220,7 +218,7 @@ def _name(loop: ChannelLoop) -> str:
 
 
 def _broken(head: str, items: Sequence[str], tail: str) -> str:
-    """``head``, the items with commas between them, ``tail``: on as many lines as it takes."""
+    """``head``, the items separated by commas, and ``tail``, on as many lines as needed."""
     lines, indent = [head], " " * (len(head) - len(head.lstrip()) + 4)
     for word in re.split("(?<=,) ", ", ".join(items) + tail):
         glue = " " if lines[-1].endswith(",") else ""
@@ -232,12 +230,12 @@ def _broken(head: str, items: Sequence[str], tail: str) -> str:
 
 
 class Words:
-    """The names of one program's things."""
+    """The names in the code of one program."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         items = program.collective.items()
-        #: Whether every item goes from one rank to one other, so that shares are paths and no trees.
+        #: True if every item goes from one rank to one other, so that shares are paths and not trees.
         self.paths = not any(len(item.contributions) > 1 or len(item.destinations) > 1 for item in items)
         self._shares: dict[int, list[int]] = {}
         for role in program.roles:
@@ -254,7 +252,7 @@ class Words:
         return f"{'path' if self.paths else 'tree'} {share}"
 
     def slice(self, index: int) -> str:
-        """The variable of a slice: ``tree0`` where one share carries it, ``slice0`` where several do."""
+        """The variable of a slice: ``tree0`` if one share uses it, ``slice0`` if several do."""
         carried = self._shares[index]
         return self.share(carried[0]).replace(" ", "") if len(carried) == 1 else f"slice{index}"
 
@@ -265,7 +263,7 @@ class Words:
         return received, _named((queue, f"to_gpu{ranks[queues[queue].dst]}") for queue in loop.sends)
 
     def action(self, execution: RoleExecution) -> str:
-        """What an execution does: ``tree 0, root: combines GPU 1's, its own and GPU 6's, keeps it, sends it to …``."""
+        """An execution in words: ``tree 0, root: reduces GPU 1's and its own data, keeps the result and …``."""
         role = execution.role
         where = self.share(execution.shares[0]) + (", root" if role.stage == "root" and not self.paths else "")
         if len(execution.shares) > 1:
@@ -278,12 +276,12 @@ class Words:
                 values.insert(role.own_operand_index, "its own")
             done = ["keeps the result"] if role.keeps else []
             done += [f"sends {'it' if done else 'the result'} to {receivers}"] if receivers else []
-            return f"{where}: {listed([f'combines {listed(values)}', *done])}"
-        value = f"what {sources[0]} sends" if sources else "its own"
+            return f"{where}: {listed([f'reduces {listed(values)} data', *done])}"
+        value = f"{sources[0]}'s data" if sources else "its own data"
         if role.keeps:
             return f"{where}: keeps {value}" + (f" and sends it to {receivers}" if receivers else "")
         if not receivers:
-            return f"{where}: takes {value}"
+            return f"{where}: receives {value}"
         return f"{where}: passes {value} on to {receivers}" if sources else f"{where}: sends {value} to {receivers}"
 
 
@@ -293,12 +291,12 @@ def listed(items: Sequence[str]) -> str:
 
 
 def _named(ends: Iterable[tuple[int, str]]) -> dict[int, str]:
-    """Names made different by ``_b``, ``_c`` …, after ``_z`` by ``_26`` …"""
+    """Names made unique by ``_b``, ``_c`` …, after ``_z`` by ``_26`` …"""
     names: dict[int, str] = {}
-    seen: dict[str, int] = {}
+    uses: dict[str, int] = {}
     for queue, name in ends:
-        again = seen.setdefault(name, 0)
-        seen[name] += 1
+        again = uses.setdefault(name, 0)
+        uses[name] += 1
         suffix = chr(ord("a") + again) if again < 26 else str(again)
         names[queue] = f"{name}_{suffix}" if again else name
     return names
@@ -338,7 +336,7 @@ def _rate(program: Program, forest: Forest | None) -> str:
         return f"{program.rate} units"
     unit = forest.topology.unit_gb_per_s
     text = f"{_times(program.rate, unit)}; "
-    return text + ("optimal" if forest.optimal else f"at most {_times(forest.bound, unit)} can be had")
+    return text + ("optimal" if forest.optimal else f"bound {_times(forest.bound, unit)}")
 
 
 def _times(rate: Fraction, unit_gb_per_s: float) -> str:
@@ -351,15 +349,15 @@ def _tree(program: Program, words: Words, roles: Sequence[Role]) -> str:
     weight = (part.stop - part.start) * next(
         item.weight for item in program.collective.items() if item.block == part.block
     )
-    said = [f"{weight} of S" + _block(words, part.block)]
+    parts = [f"{weight} of S" + _block(words, part.block)]
     up, down = _edges(program, roles, up=True), _edges(program, roles, up=False)
     root = next((role.rank for role in roles if role.stage == "root"), None)
     if root is not None and not words.paths:
-        said.append(f"root {words.gpu(root)}")
+        parts.append(f"root {words.gpu(root)}")
     if words.paths:
-        return "; ".join([", ".join(said), _chains([*up, *down]) or "stays where it is"])
-    edges = [f"{way} {_chains(found)}" for way, found in (("up", up), ("down", down)) if found]
-    return "; ".join([", ".join(said), *edges])
+        return "; ".join([", ".join(parts), _chains([*up, *down]) or "stays in place"])
+    edges = [f"{way} {_chains(pairs)}" for way, pairs in (("up", up), ("down", down)) if pairs]
+    return "; ".join([", ".join(parts), *edges])
 
 
 def _block(words: Words, block: Block) -> str:
@@ -371,14 +369,14 @@ def _block(words: Words, block: Block) -> str:
 
 
 def _edges(program: Program, roles: Iterable[Role], *, up: bool) -> list[tuple[int, int]]:
-    """Sender and receiver (vertex ids) of the share's messages in one stage, first senders first."""
+    """Sender and receiver (vertex ids) of the share's messages in one stage, in the order of offsets."""
     senders = sorted((role for role in roles if (role.stage == "reduce") == up), key=lambda role: role.offset)
     queues = (program.queues[queue] for role in senders for queue in role.sends)
     return [(program.ranks[queue.src], program.ranks[queue.dst]) for queue in queues]
 
 
 def _chains(edges: Iterable[tuple[int, int]]) -> str:
-    """``1→5→6 4→6``: edges, joined where one begins at the end of the last."""
+    """``1→5→6 4→6``: edges, joined if one begins at the end of the last."""
     chains: list[list[int]] = []
     for src, dst in edges:
         if chains and chains[-1][-1] == src:
@@ -395,5 +393,5 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _harmless(name: str) -> str:
-    """A name out of a file, without what would end or continue a comment: no new line, no backslash."""
+    """A name from a file, without line breaks, backslashes and others that could end or continue a comment."""
     return "".join(c if c.isprintable() and c != "\\" else "?" for c in name)

@@ -12,8 +12,8 @@ namespace allreduce {
 using namespace blink;
 
 // GPU 1, channel 0.
-//   tree 0: keeps what GPU 5 sends.
-//   tree 0: sends its own to GPU 5.
+//   tree 0: keeps GPU 5's data.
+//   tree 0: sends its own data to GPU 5.
 template <class Wire>
 BLINK_DEVICE void rank0_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
@@ -28,8 +28,8 @@ BLINK_DEVICE void rank0_channel0(KernelContext<Wire>& context) {
 }
 
 // GPU 1, channel 1.
-//   tree 1: keeps what GPU 5 sends.
-//   tree 1: sends its own to GPU 5.
+//   tree 1: keeps GPU 5's data.
+//   tree 1: sends its own data to GPU 5.
 template <class Wire>
 BLINK_DEVICE void rank0_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
@@ -44,8 +44,8 @@ BLINK_DEVICE void rank0_channel1(KernelContext<Wire>& context) {
 }
 
 // GPU 4, channel 0.
-//   tree 0: keeps what GPU 5 sends.
-//   tree 0: sends its own to GPU 5.
+//   tree 0: keeps GPU 5's data.
+//   tree 0: sends its own data to GPU 5.
 template <class Wire>
 BLINK_DEVICE void rank1_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
@@ -60,8 +60,8 @@ BLINK_DEVICE void rank1_channel0(KernelContext<Wire>& context) {
 }
 
 // GPU 4, channel 1.
-//   tree 1: keeps what GPU 6 sends.
-//   tree 1: sends its own to GPU 6.
+//   tree 1: keeps GPU 6's data.
+//   tree 1: sends its own data to GPU 6.
 template <class Wire>
 BLINK_DEVICE void rank1_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu6, to_gpu6 };
@@ -76,8 +76,8 @@ BLINK_DEVICE void rank1_channel1(KernelContext<Wire>& context) {
 }
 
 // GPU 5, channel 0.
-//   tree 0, root: combines GPU 1's, GPU 4's, its own and GPU 6's, keeps the result and sends it to GPU 1, GPU 4 and
-//     GPU 6.
+//   tree 0, root: reduces GPU 1's, GPU 4's, its own and GPU 6's data, keeps the result and sends it to GPU 1, GPU 4
+//     and GPU 6.
 template <class Wire>
 BLINK_DEVICE void rank2_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu1, from_gpu4, from_gpu6, to_gpu1, to_gpu4, to_gpu6 };
@@ -93,7 +93,7 @@ BLINK_DEVICE void rank2_channel0(KernelContext<Wire>& context) {
 }
 
 // GPU 5, channel 1.
-//   tree 1, root: combines GPU 1's, GPU 6's and its own, keeps the result and sends it to GPU 1 and GPU 6.
+//   tree 1, root: reduces GPU 1's, GPU 6's and its own data, keeps the result and sends it to GPU 1 and GPU 6.
 template <class Wire>
 BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu1, from_gpu6, to_gpu1, to_gpu6 };
@@ -108,8 +108,8 @@ BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {
 }
 
 // GPU 6, channel 0.
-//   tree 0: keeps what GPU 5 sends.
-//   tree 0: sends its own to GPU 5.
+//   tree 0: keeps GPU 5's data.
+//   tree 0: sends its own data to GPU 5.
 template <class Wire>
 BLINK_DEVICE void rank3_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
@@ -124,8 +124,8 @@ BLINK_DEVICE void rank3_channel0(KernelContext<Wire>& context) {
 }
 
 // GPU 6, channel 1.
-//   tree 1: keeps what GPU 5 sends and sends it to GPU 4.
-//   tree 1: combines GPU 4's and its own and sends the result to GPU 5.
+//   tree 1: keeps GPU 5's data and sends it to GPU 4.
+//   tree 1: reduces GPU 4's and its own data and sends the result to GPU 5.
 template <class Wire>
 BLINK_DEVICE void rank3_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu5, from_gpu4, to_gpu4, to_gpu5 };

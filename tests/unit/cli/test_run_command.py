@@ -312,7 +312,7 @@ def test_the_message_of_a_failed_compiler_is_printed(example, monkeypatch, tmp_p
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # Refused code is kept there.
     (line,) = [line for line in example() if line.startswith(NOT_COMPILED)]
     assert line.startswith(
-        f"{NOT_COMPILED}libnvrtc.so.13 refuses the generated code (exit code 1); text and log lie in "
+        f"{NOT_COMPILED}libnvrtc.so.13 refuses the generated code (exit code 1); text and log are in "
     )
     assert line.endswith(": blink.cu(1): error: no licence nvrtcCompileProgram: NVRTC_ERROR_COMPILATION")
 

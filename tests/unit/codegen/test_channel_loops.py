@@ -1,4 +1,4 @@
-"""Loops of GPU blocks: what is accepted never gets stuck, what is refused does, and every role is done once."""
+"""Loops of GPU blocks: accepted programs never get stuck, refused ones do, and every role is executed once."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def allreduce(ranks: int, shares: tuple[Share, ...]) -> Forest:
 
 def bodies(program: Program) -> list[list[Role]]:
     """The roles of each rank and channel, one execution each."""
-    found: dict[tuple[int, int], list[Role]] = {}
+    roles: dict[tuple[int, int], list[Role]] = {}
     for role in program.roles:
-        found.setdefault((role.rank, role.channel), []).append(role)
-    return list(found.values())
+        roles.setdefault((role.rank, role.channel), []).append(role)
+    return list(roles.values())
 
 
 def roles_of(loops: tuple[ChannelLoop, ...]) -> list[list[Role]]:
@@ -39,7 +39,7 @@ def roles_of(loops: tuple[ChannelLoop, ...]) -> list[list[Role]]:
 
 
 def gets_stuck(program: Program, blocks: list[list[Role]], chunks: list[int], seed: int = 0) -> bool:
-    """Blocks in random order: a role waits for all its messages and slots, then does everything at once."""
+    """True if blocks in random order get stuck. A role waits for all messages and slots, then moves all at once."""
     ticks = max(chunks) + max(role.offset for role in program.roles) + 1
     todo = [
         [role for tick in range(ticks) for role in roles if 0 <= tick - role.offset < chunks[role.slice]]
@@ -108,14 +108,14 @@ def test_every_role_with_something_to_do_is_done_once() -> None:
 
 
 def star(root: int, ranks: int, copies: int = 1) -> tuple[Share, ...]:
-    """Each rank to every other, ``copies`` times: shares of the one slice that all carry."""
+    """A star of each rank around ``root``, ``copies`` times: shares of the one slice that all use."""
     others = [rank for rank in range(ranks) if rank != root]
     up = Tree(root, tuple((rank, root) for rank in others))
     return tuple(Share(Fraction(1, copies), index, None, root, up, up.reversed()) for index in range(copies))
 
 
 def test_sends_of_one_chunk_in_one_tick_are_one_execution() -> None:
-    """One-shot: every rank sends its data to all others, and reduces what it gets."""
+    """One-shot: every rank sends its data to all others, and reduces its own with theirs."""
     shares = tuple(
         Share(Fraction(1), 0, None, root, Tree(root, tuple((r, root) for r in range(4) if r != root)), None)
         for root in range(4)

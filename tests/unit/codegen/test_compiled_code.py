@@ -1,4 +1,4 @@
-"""Compiled code: made once, kept for the next process, never taken from where others write; failures say where."""
+"""Compiled code: compiled once, cached for later processes, never used from directories that others can write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.processes import until_gone
 
 @dataclass
 class Counting:
-    """A compiler that writes its text down and counts."""
+    """A compiler that returns its text and counts its calls."""
 
     include: Path
     version: str = "1"
@@ -81,31 +81,31 @@ def test_without_a_usable_directory_it_goes_to_a_temporary_one(
     builds._note.cache_clear()
     cache.parent.mkdir()
     cache.write_text("a file where the directory should be")
-    found = build("a", compiler)
-    assert found.read_bytes() == b"1: a"
-    assert cache not in found.parents
+    path = build("a", compiler)
+    assert path.read_bytes() == b"1: a"
+    assert cache not in path.parents
     assert str(cache) in caplog.text
-    assert build("a", compiler) == found
+    assert build("a", compiler) == path
     assert caplog.text.count("cannot be used") == 1
     monkeypatch.setenv("BLINK_CACHE", "")
     caplog.clear()
-    assert build("a", compiler) == found  # no cache is wanted, so nobody need be told
+    assert build("a", compiler) == path  # the user wants no cache, so no warning
     assert caplog.text == ""
 
 
 def test_what_others_could_have_written_is_not_loaded(
     compiler: Counting, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = build("a", compiler)
+    path = build("a", compiler)
     os.chmod(cache, 0o777)
     builds._note.cache_clear()
     assert build("a", compiler).parent != cache
     assert "others could" in caplog.text
     os.chmod(cache, 0o700)
-    found.unlink()
-    found.symlink_to("/etc/passwd")
+    path.unlink()
+    path.symlink_to("/etc/passwd")
     assert build("a", compiler).read_bytes() == b"1: a"
-    assert not found.is_symlink()
+    assert not path.is_symlink()
 
 
 def test_old_code_makes_room(compiler: Counting, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_old_code_makes_room(compiler: Counting, cache: Path, monkeypatch: pytes
 
 @pytest.fixture(autouse=True)
 def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failures leave behind."""
+    """A temporary directory for the files of failures."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("blinkccl.codegen.command._failures", _Failures())
 
@@ -132,12 +132,12 @@ def test_a_failure_says_why_and_keeps_the_text() -> None:
         compiled("int x;\n", ".cu", lambda source, output: ["sh", "-c", f"echo no good; cat {source}; exit 3"], 10)
     message = str(failure.value)
     assert "no good\n  int x;" in message
-    (kept,) = Path(message.split("lie in ")[1].split(":")[0]).glob("*.cu")
-    assert kept.read_text() == "int x;\n"
-    assert "no good" in kept.with_suffix(".log").read_text()
+    (saved,) = Path(message.split("log are in ")[1].split(":")[0]).glob("*.cu")
+    assert saved.read_text() == "int x;\n"
+    assert "no good" in saved.with_suffix(".log").read_text()
     with pytest.raises(InternalError) as another:
         compiled("int y;\n", ".cu", lambda source, output: ["sh", "-c", "exit 3"], 10)
-    assert str(kept.parent) in str(another.value), "a plan's files fail together"
+    assert str(saved.parent) in str(another.value), "a plan's files fail together"
 
 
 def test_a_slow_compiler_is_ended_with_its_children(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_slow_compiler_is_ended_with_its_children(tmp_path: Path) -> None:
     until_gone([int((tmp_path / "pid").read_text())])
 
 
-def test_a_compiler_that_is_not_there_is_no_mistake_of_ours() -> None:
+def test_a_missing_compiler_is_reported_as_unsupported() -> None:
     with pytest.raises(UnsupportedError, match="no-such-compiler cannot be started"):
         run(["no-such-compiler"], 1)
 
@@ -162,18 +162,18 @@ def test_wrong_code_is_refused_by_the_host_compiler(tmp_path: Path) -> None:
         compiler.compile("#error this is wrong\n", 60)
 
 
-def test_without_headers_it_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_headers_are_reported_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(device_files.INCLUDE_OVERRIDE, str(tmp_path))
     with pytest.raises(UnsupportedError, match=r"does not hold blink/context.h.*reinstall blink-ccl"):
         device_files.include_directory()
 
 
-def test_without_gpu_compilers_it_says_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_compilers_are_reported_with_all_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_compilers, "nvrtc_libraries", lambda: ())
     monkeypatch.setattr(gpu_compilers, "find_nvcc", lambda: None)
     line = re.escape(f'{sys.executable} -m pip install --upgrade "nvidia-cuda-nvrtc<14"')
-    said = rf"no compiler for sm_90; install one: {line} \(there is no libnvrtc: .*; there is no nvcc: "
-    with pytest.raises(UnsupportedError, match=said):
+    message = rf"no compiler for sm_90; install one: {line} \(there is no libnvrtc: .*; there is no nvcc: "
+    with pytest.raises(UnsupportedError, match=message):
         gpu_compiler("sm_90")
 
 
@@ -189,7 +189,7 @@ def test_without_gpu_compilers_it_says_what_was_looked_for(tmp_path: Path, monke
         ("sm_120", (14, 1), '"nvidia-cuda-nvrtc<15"'),
     ],
 )
-def test_the_wheel_is_one_that_gpu_and_driver_take(
+def test_the_installed_wheel_serves_gpu_and_driver(
     architecture: str, driver: tuple[int, int] | None, wheel: str
 ) -> None:
     assert gpu_compilers.install_line(architecture, driver).endswith(f" -m pip install --upgrade {wheel}")
@@ -197,7 +197,7 @@ def test_the_wheel_is_one_that_gpu_and_driver_take(
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No compiler for GPUs but what a test puts on sys.path."""
+    """A fixture without GPU compilers, apart from those that a test adds to sys.path."""
     for name in (gpu_compilers.NVRTC, gpu_compilers.NVCC, "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", [one for one in sys.path if not Path(one, "nvidia").exists()])
@@ -205,7 +205,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
 
 
-def test_every_nvrtc_is_looked_at_and_the_newest_first(
+def test_every_nvrtc_is_tried_and_the_newest_first(
     nothing_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_12, of_13 = tmp_path / "nvidia" / "cuda_nvrtc" / "lib", tmp_path / "nvidia" / "cu13" / "lib"
@@ -218,10 +218,10 @@ def test_every_nvrtc_is_looked_at_and_the_newest_first(
             (place / name).write_text("no library")
     (of_12 / "libnvrtc.so").symlink_to("libnvrtc.so.12")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = gpu_compilers.nvrtc_libraries()
-    assert found == (of_13 / "libnvrtc.so.13", of_12 / "libnvrtc.so.12", of_12 / "libnvrtc.so.9")
+    libraries = gpu_compilers.nvrtc_libraries()
+    assert libraries == (of_13 / "libnvrtc.so.13", of_12 / "libnvrtc.so.12", of_12 / "libnvrtc.so.9")
     with pytest.raises(UnsupportedError, match=r"libnvrtc.so.12 cannot be used"):
-        gpu_compilers.nvrtc_facts(found[1])
+        gpu_compilers.nvrtc_facts(libraries[1])
     facts = {
         "libnvrtc.so.13": NvrtcFacts((13, 0), ("sm_90", "sm_120")),
         "libnvrtc.so.12": NvrtcFacts((12, 9), ("sm_70", "sm_90")),
@@ -229,32 +229,32 @@ def test_every_nvrtc_is_looked_at_and_the_newest_first(
     }
     monkeypatch.setattr(gpu_compilers, "nvrtc_facts", lambda library: facts[library.name])
 
-    def taken(architecture: str, driver: tuple[int, int] | None) -> str:
+    def selected(architecture: str, driver: tuple[int, int] | None) -> str:
         compiler = gpu_compiler(architecture, driver)
         assert isinstance(compiler, Nvrtc)
         return compiler.library.name
 
-    assert taken("sm_90", (13, 2)) == "libnvrtc.so.13"
-    assert taken("sm_90", (12, 2)) == "libnvrtc.so.12"
-    assert taken("sm_70", (13, 2)) == "libnvrtc.so.12"
-    assert taken("sm_120", (12, 8)) == "libnvrtc.so.13"  # better than none
+    assert selected("sm_90", (13, 2)) == "libnvrtc.so.13"
+    assert selected("sm_90", (12, 2)) == "libnvrtc.so.12"
+    assert selected("sm_70", (13, 2)) == "libnvrtc.so.12"
+    assert selected("sm_120", (12, 8)) == "libnvrtc.so.13"  # no other serves it
 
 
 @pytest.fixture
 def wheel_of_13(nothing_installed: None, doubles: Doubles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The double of NVRTC 13.0, installed."""
+    """The test double of NVRTC 13.0, installed."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return nvrtc_wheel(tmp_path)
 
 
-def test_the_other_half_of_nvrtc_is_loaded_from_beside_it(wheel_of_13: Path, tmp_path: Path) -> None:
-    """The wheels of CUDA 13.0 have no run path: NVRTC opens it by its name alone. Others' halves are left alone."""
+def test_the_builtins_beside_nvrtc_are_loaded(wheel_of_13: Path, tmp_path: Path) -> None:
+    """The wheels of CUDA 13.0 have no run path: NVRTC opens its builtins by name. Other versions are not loaded."""
     (wheel_of_13.parent / "libnvrtc-builtins.so.12.9").write_text("no library")
     compiler = gpu_compiler("sm_90", (13, 0))
     assert isinstance(compiler, Nvrtc)
     assert compiler.library == wheel_of_13
     elsewhere = tmp_path / "libnvrtc.so.13"
-    elsewhere.symlink_to(wheel_of_13)  # as /usr/local/cuda's are
+    elsewhere.symlink_to(wheel_of_13)  # like those of /usr/local/cuda
     assert gpu_compilers.nvrtc_facts(elsewhere).version == (13, 0)
     alone = tmp_path / "alone" / "libnvrtc.so.13"
     alone.parent.mkdir()
@@ -263,13 +263,13 @@ def test_the_other_half_of_nvrtc_is_loaded_from_beside_it(wheel_of_13: Path, tmp
         gpu_compilers.nvrtc_facts(alone)
 
 
-def test_what_nvrtc_refuses_is_told_in_its_own_words(wheel_of_13: Path) -> None:
-    said = r"libnvrtc.so.13 refuses the generated code \(.*:\n  blink.cu\(1\): error: no licence\n  nvrtcCompileProgram"
-    with pytest.raises(InternalError, match=said):
+def test_errors_of_nvrtc_are_reported_verbatim(wheel_of_13: Path) -> None:
+    log = r"libnvrtc.so.13 refuses the generated code \(.*:\n  blink.cu\(1\): error: no licence\n  nvrtcCompileProgram"
+    with pytest.raises(InternalError, match=log):
         gpu_compiler("sm_90").compile("int x;\n", 60)
 
 
-def test_an_nvcc_of_a_wheel_is_taken(nothing_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nvcc_of_a_wheel_is_used(nothing_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "nvidia" / "cu13" / "bin"
     place.mkdir(parents=True)
     (place / "nvcc").touch(mode=0o600)

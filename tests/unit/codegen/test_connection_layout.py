@@ -1,4 +1,4 @@
-"""Where connections lie: nothing overlaps, everything is on a line of its own, programs of a group share."""
+"""The layout of connections: places do not overlap, each is on its own line, and programs of a group share."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def a_program(seed: int, name: str = "allreduce", ranks: int = 4) -> Program:
     return replace(program, ranks=tuple(range(ranks)))
 
 
-def taken(layout: SegmentLayout, rank: int) -> list[tuple[int, int]]:
-    """(start, end) of everything that lies in the segment of a rank or memory."""
+def places(layout: SegmentLayout, rank: int) -> list[tuple[int, int]]:
+    """The places (start, end) in the segment of a rank or memory, sorted."""
     geometry = layout.geometry
     rings, counters = geometry.parts * geometry.slots, geometry.parts * 128
-    found = []
+    spans = []
     for at in layout.connections:
         if at.home == rank:
-            found += [
+            spans += [
                 (at.ring, at.ring + rings * geometry.slot_bytes),
                 (at.lines, at.lines + 2 * rings * geometry.line_bytes),
             ]
         is_staged = at.home >= layout.ranks
         if (at.home if is_staged else at.dst) == rank:
-            found.append((at.tail, at.tail + counters))
+            spans.append((at.tail, at.tail + counters))
         if (at.home if is_staged else at.src) == rank:
-            found.append((at.head, at.head + counters))
+            spans.append((at.head, at.head + counters))
         if at.dst == rank:
-            found.append((at.dst_position, at.dst_position + counters))
+            spans.append((at.dst_position, at.dst_position + counters))
         if at.src == rank:
-            found.append((at.src_position, at.src_position + counters))
-    return sorted(found)
+            spans.append((at.src_position, at.src_position + counters))
+    return sorted(spans)
 
 
 @given(st.integers(0, 30), GEOMETRIES)
@@ -69,7 +69,7 @@ def test_nothing_overlaps_and_the_segment_is_full(seed: int, geometry: Geometry)
     assert len(layout.segment_bytes) == len(group.ranks) + len(group.memories)
     for rank, size in enumerate(layout.segment_bytes):
         reached = 0
-        for start, end in taken(layout, rank):
+        for start, end in places(layout, rank):
             assert start == reached
             assert start % 128 == 0
             reached = end
@@ -86,12 +86,12 @@ def test_programs_share_as_many_connections_as_the_widest_needs() -> None:
     for way in dict.fromkeys(group.ways):
         need = max(sum((q.src, q.dst) == way[:2] for q in program.queues) for program in (one, two))
         assert group.ways.count(way) == need
-    # In order: the first queue of a pair has its first connection, whatever the program.
+    # In order: the first queue of a pair has its first connection, in every program.
     first = one.queues[0]
     assert group.connections_of(one)[0] == group.ways.index((first.src, first.dst, first.dst))
 
 
-def test_what_is_no_group_is_refused() -> None:
+def test_empty_and_mixed_groups_are_refused() -> None:
     with pytest.raises(UsageError, match="at least one program"):
         ProgramGroup([])
     with pytest.raises(UsageError, match="same ranks"):
@@ -99,11 +99,11 @@ def test_what_is_no_group_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [({"parts": 0}, "parts"), ({"slots": 0}, "slots"), ({"slot_bytes": 100}, "128"), ({"line_bytes": 0}, "line_bytes")],
 )
-def test_geometries_out_of_range_are_refused(wrong: dict[str, int], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_geometries_out_of_range_are_refused(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Geometry(**wrong)
 
 

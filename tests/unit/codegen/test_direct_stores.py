@@ -1,4 +1,4 @@
-"""What crosses a memory is no store: which paths are refused, and what the accepted ones can have."""
+"""Direct stores: paths through memories are refused, and the accepted paths have the plan's rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from blinkccl.trees.algorithms.registry import ALGORITHMS, algorithm
 from blinkccl.trees.forest.model import Forest
 from support.planned import asked
 
-#: Machine, GPUs, links, relays: where paths may lead through memories, and where they do not.
+#: Machine, GPUs, links, relays: jobs with and without paths through memories.
 JOBS = [
     *((name, "0-3", links, False) for name in CATALOG for links in ("fast", "all")),
     ("mist", "0,1", "fast", False),
@@ -49,10 +49,10 @@ def plan_of(name: str, job: tuple) -> tuple[Forest, Program]:
 
 
 def route(machine: Topology, src: int, dst: int) -> tuple[int, ...]:
-    """Where the hardware sends data from one memory to another: by the fastest kind of links, in as few hops.
+    """The hardware's route from one memory to another: over the fastest kind of links, in the fewest hops.
 
-    Between GPUs NVLink or xGMI, directly or through a switch, else PCIe; between a GPU and a processor's memory what
-    joins them best. Never through a GPU, and never through a processor that would have to store what NVLink brings.
+    Between GPUs NVLink or xGMI, directly or through a switch, else PCIe; between a GPU and a processor's memory the
+    best link. Never through a GPU, and never through a processor that would have to store data from NVLink.
     """
     fast = {pair for pair, link in machine.link.items() if link.kind in ("nvlink", "xgmi", "c2c")}
     for switch in [None, *(v.id for v in machine.vertices if v.kind == "switch")]:
@@ -61,19 +61,19 @@ def route(machine: Topology, src: int, dst: int) -> tuple[int, ...]:
             return path
     to_host = machine.vertex[src].kind == "host" or machine.vertex[dst].kind == "host"
     kinds = ("pcie", "smp", "nvlink", "c2c") if to_host else ("pcie", "smp")
-    found, queue = {src: (src,)}, deque([src])
+    paths, queue = {src: (src,)}, deque([src])
     while queue:
         at = queue.popleft()
         for link in machine.links:
             gpu = machine.vertex[link.dst].kind == "gpu" and link.dst != dst
-            if link.src == at and link.dst not in found and link.kind in kinds and not gpu:
-                found[link.dst] = (*found[at], link.dst)
+            if link.src == at and link.dst not in paths and link.kind in kinds and not gpu:
+                paths[link.dst] = (*paths[at], link.dst)
                 queue.append(link.dst)
-    return found[dst]
+    return paths[dst]
 
 
 def emitted_loads(forest: Forest, program: Program) -> dict[tuple[int, int], Fraction]:
-    """What each link of the machine carries when connections move what the shares weigh, in S per unit of time."""
+    """The load of each link of the machine if connections carry the shares' weights, in S per unit of time."""
     machine, group = parse_spec(forest.topology.name), ProgramGroup([program])
     segments = (*program.ranks, *group.memories)
     connection = group.connections_of(program)
@@ -89,8 +89,8 @@ def emitted_loads(forest: Forest, program: Program) -> dict[tuple[int, int], Fra
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job[0]}-{job[1]}-{job[2]}{'-relays' if job[3] else ''}")
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_what_is_emitted_has_its_rate(name, job):
-    """Between GPUs and memories data takes the machine's ways, whatever the plan says."""
+def test_emitted_code_has_the_rate_of_its_plan(name, job):
+    """Between GPUs and memories data takes the hardware's routes, which may differ from the plan's."""
     try:
         forest, program = plan_of(name, job)
     except BlinkError:
@@ -120,12 +120,12 @@ def test_a_path_that_no_store_takes_is_refused(name, job, why):
 
 def test_a_relay_with_a_role_is_refused():
     forest, program = plan_of("blink", ("dgx-1v", "0,7", "fast", True))
-    with pytest.raises(UnsupportedError, match=r"^data goes on at GPU1, GPU2, GPU3, GPU4, GPU5, GPU6, where no kernel"):
+    with pytest.raises(UnsupportedError, match=r"^data is forwarded at GPU1, GPU2, GPU3, GPU4, GPU5, GPU6, where no"):
         write(program, forest, None, ANY)
 
 
 def test_gpus_with_nvlink_do_not_store_over_pcie():
-    """As a plan by hand could say; ours store in the host's memory between these."""
+    """Only a plan by hand could do so; Blink's own plans stage data in the host's memory between these GPUs."""
     fault = store_fault(network_for(parse_spec("dgx-1v"), (0, 1), "all", stored=False), (0, 8, 1))
     assert fault is not None
     assert re.search(r"leads over PCIe.*; stores from GPU 0 to GPU 1 take", fault)
@@ -146,7 +146,7 @@ def test_gpus_with_nvlink_do_not_store_over_pcie():
     ],
     ids=lambda job: job[0],
 )
-def test_paths_over_what_forwards_packets_and_processors_memories_are_written(job):
+def test_paths_over_switches_and_processors_memories_are_written(job):
     forest, program = plan_of("optimal", job)
     assert "BLINK_ENTRY(" in write(program, forest, None, ANY)[0].text
 

@@ -1,4 +1,4 @@
-"""What generated text says: names, methods, comments, lines; the same bytes in every process; nothing from outside."""
+"""Generated text: names, methods, comments, lines; the same bytes in every process; no injection through names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_the_root_of_a_tree() -> None:
     text = text_of(lower(plan("allreduce")))
     assert function(text, "rank2_channel1") == [
         "// GPU 5, channel 1.",
-        "//   tree 1, root: combines GPU 1's, GPU 6's and its own, keeps the result and sends it to GPU 1 and GPU 6.",
+        "//   tree 1, root: reduces GPU 1's, GPU 6's and its own data, keeps the result and sends it to GPU 1 and "
+        "GPU 6.",
         "template <class Wire>",
         "BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {",
         "  enum : End { from_gpu1, from_gpu6, to_gpu1, to_gpu6 };",
@@ -64,12 +65,12 @@ def test_the_largest_share_is_named_where_shares_differ() -> None:
     uneven = lower(plan("allgather"))
     assert sorted({part.stop - part.start for part in uneven.slices}) == [Fraction(1, 2), Fraction(1)]
     text = text_of(uneven)
-    line = "  context.largest(1, 1);  // shares have as many chunks as one of the whole block"
+    line = "  context.largest(1, 1);  // every share has as many chunks as the whole block"
     assert text.count(line) == text.count("context.largest(") == text.count("context.open(")
     lines = function(text, "rank0_channel0")
-    assert lines.index(line) == min(n for n, said in enumerate(lines) if "context.slice(" in said) - 1
+    assert lines.index(line) == min(n for n, text_line in enumerate(lines) if "context.slice(" in text_line) - 1
     six = text_of(lower(plan("allreduce", gpus=None)))
-    assert "  context.largest(1, 6);  // shares have as many chunks as one of 1/6 of the block\n" in six
+    assert "  context.largest(1, 6);  // every share has as many chunks as 1/6 of the block\n" in six
     assert "context.largest(" not in text_of(lower(plan("allreduce")))
 
 
@@ -89,7 +90,7 @@ def test_every_role_is_one_call_and_every_loop_one_function(name: str) -> None:
         assert "reduce" not in re.sub("reduce_scatter|^//.*$", "", text, flags=re.MULTILINE)
 
 
-def test_the_comment_says_what_it_was_made_from() -> None:
+def test_the_comment_names_the_source() -> None:
     forest = plan("allreduce")
     program = lower(forest)
     assert header(program, forest).splitlines() == [
@@ -104,13 +105,13 @@ def test_the_comment_says_what_it_was_made_from() -> None:
     assert "// rate   2 units\n" in alone
     assert "dgx-1v" not in alone
     slow = replace(forest, certificate=Cut((1,), Fraction(3), Fraction(1)))
-    assert "2 × 25 GB/s = 50 GB/s; at most 3 × 25 GB/s = 75 GB/s can be had" in header(program, slow)
+    assert "2 × 25 GB/s = 50 GB/s; bound 3 × 25 GB/s = 75 GB/s" in header(program, slow)
 
 
 def test_other_collectives_speak_of_blocks_and_paths() -> None:
     gather = header(lower(plan("gather", "ring:4", None)))
     assert "// gather (root GPU 1) among 4 GPUs" in gather
-    assert "// path 1: 1/4 of S, block of GPU 1; stays where it is\n" in gather
+    assert "// path 1: 1/4 of S, block of GPU 1; stays in place\n" in gather
     assert "// path 3: 1/8 of S, block of GPU 3; 3→0→1\n" in gather
     assert "// path 1: 1/3 of S, from GPU 0 for GPU 1; 0→1\n" in header(lower(plan("alltoall", "ring:3", None)))
     assert "// tree 0: 1/10 of S, block of GPU 0, root GPU 0; down 0→1→2→3→4\n" in header(
@@ -145,8 +146,8 @@ def test_two_connections_with_one_gpu_have_two_names() -> None:
         program, _ = random_program(Random(seed))
         text = text_of(program)
         named += "_b" in text
-        for found in re.findall(r"enum : End \{ (.*?) \};\n +context\.open\((.*?)\);", text, re.DOTALL):
-            names, ids = ([item.strip() for item in part.split(",")] for part in found)
+        for opened in re.findall(r"enum : End \{ (.*?) \};\n +context\.open\((.*?)\);", text, re.DOTALL):
+            names, ids = ([item.strip() for item in part.split(",")] for part in opened)
             assert len(dict.fromkeys(names)) == len(names) == len(ids)
     assert named >= 5
 
@@ -181,7 +182,7 @@ def test_the_same_bytes_in_every_process() -> None:
     assert said_with_any_hash_seed(code).count("BLINK_ENTRY") == 36
 
 
-def test_slots_are_no_part_of_the_code() -> None:
+def test_code_does_not_depend_on_slots() -> None:
     one, two = (
         lower(plan("allreduce", "dgx-a100", "0,1,2", name), slots) for name, slots in (("one_shot", 1), ("one_shot", 7))
     )

@@ -76,7 +76,7 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_compiler_the_error_names_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler --fast")
-    assert "CXX names 'no-such-compiler --fast', which is not there" in str(ENGINES["generated"].missing)
+    assert "CXX names 'no-such-compiler --fast', which does not exist" in str(ENGINES["generated"].missing)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
     assert "none of c++, g++ and clang++ is on PATH" in str(ENGINES["generated"].missing)
