@@ -183,9 +183,7 @@ blink_bootstrap* blink_bootstrap_connect(const char* address, const char* token,
     if (!sensible(token, rank, size, reason)) return nullptr;
     const std::string place = address;
     const bool tcp = place.compare(0, 4, "tcp:") == 0;
-    if (!tcp && place.compare(0, 5, "unix:") != 0) {
-      return refuse("expected unix:NAME or tcp:HOST:PORT as the address of rank 0, got " + place, reason);
-    }
+    if (!tcp && place.compare(0, 5, "unix:") != 0) return refuse("expected unix: or tcp:, got " + place, reason);
     Socket connection = tcp ? blink::connect_to_port(place.substr(4)) : blink::connect_to_name(place.substr(5));
     if (!connection.open()) {
       const char* why = errno == EACCES ? "another user listens there" : std::strerror(errno);

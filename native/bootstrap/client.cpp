@@ -75,8 +75,7 @@ void Client::go_on(int timeout_ms) {
   }
 }
 
-// For an announced group: connects to the coordinator. False if it is not there yet, or, with a cause, if it will not
-// be.
+// For an announced group: connects to the coordinator. False if it is not there yet, or, with a cause, never will be.
 bool Client::find_coordinator() {
   Socket connection = connect_to_name(announced_name(std::string(hello_.token, sizeof hello_.token), 0));
   if (connection.open()) {

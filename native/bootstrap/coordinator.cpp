@@ -147,8 +147,7 @@ void Coordinator::turn(int timeout_ms) {
   }
   for (std::size_t i = 0; i < probed.size(); ++i) {
     if (set[first_probe + i].revents == 0) continue;
-    // The rank has closed its listener without answering, so it will not come. But its hello may be on its way, so it
-    // is probed again below.
+    // The rank has closed its listener, so it will not come. But its hello may be on its way: it is probed again below.
     seat(probed[i]).probe.close();
     seat(probed[i]).closed = true;
   }
@@ -388,8 +387,7 @@ void Coordinator::look() {
 void Coordinator::tell() {
   const auto body = std::make_shared<const std::string>(cause_.packed());
   std::vector<std::unique_ptr<Channel>> told;
-  // First at the listeners of absent ranks, which read them when they find no coordinator; its listeners close
-  // afterwards.
+  // First at the listeners of absent ranks, which read them when they find no coordinator; its own close afterwards.
   for (int rank = 1; announced_ && rank < most_size_; ++rank) {
     if (rank < size_ && seat(rank).channel != nullptr) continue;
     Socket socket = connect_to_name(announced_name(std::string(hello_.token, sizeof hello_.token), rank));

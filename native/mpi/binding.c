@@ -12,8 +12,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define LIMIT ((int64_t)0x7fffffff)
-// Bytes per rank up to which rooted calls go to MPI: ranks of the host engine start a call together, without running
-// ahead.
+// Bytes per rank up to which rooted calls go to MPI, since in the host engine no rank runs ahead of the others.
 enum { kAtOnceBytes = 256 };
 static const int64_t kMostBytes = (int64_t)1 << 40;  // of a block of a call with blocks of different sizes
 
@@ -482,8 +481,7 @@ static int serve(struct task* task) {
   return code == MPI_SUCCESS ? end_task(task) : code;
 }
 
-// Sets the element type and operation of a reduction of `elements` elements in `blocks` blocks. Returns kReasons, or
-// the reason why Blink does not serve it.
+// Sets type and operation of a reduction of `elements` in `blocks`. Returns kReasons, or why Blink does not serve it.
 static int reduction(struct task* task, int64_t elements, int64_t blocks, MPI_Datatype datatype, MPI_Op op) {
   const struct type* row = find_type(datatype);
   const int operation = operation_of(op);

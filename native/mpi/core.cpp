@@ -107,8 +107,7 @@ void copy_text(char* target, std::size_t room, const std::string& text) {
   target[length] = '\0';
 }
 
-// The calls on a communicator that go to MPI before its ranks share memory. Equal on all ranks, since mpirun passes on
-// the variable.
+// The calls on a communicator that go to MPI before its ranks share memory. mpirun passes the variable to all ranks.
 std::int32_t early_calls() {
   const char* const text = variable("BLINK_MPI_AFTER");
   return text == nullptr ? kEarlyCalls : std::max(0, std::atoi(text));

@@ -71,8 +71,7 @@ int blink_mpi_run(blink_mpi_comm* comm, const blink_mpi_call* call, const void* 
 int blink_mpi_run_blocks(blink_mpi_comm* comm, const blink_mpi_call* call, const blink_mpi_blocks* sources,
                          const blink_mpi_blocks* targets, const void* input, void* output);
 
-// The communicator's scratch memory of at least `bytes`, until the next call with the same number (0 or 1); NULL on an
-// error.
+// The communicator's scratch memory of at least `bytes`, valid until the next call with this number (0 or 1), or NULL.
 void* blink_mpi_scratch(blink_mpi_comm* comm, int number, size_t bytes);
 // Counts a call that goes to the MPI library.
 void blink_mpi_passed(enum blink_mpi_function function, enum blink_mpi_reason reason);

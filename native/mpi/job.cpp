@@ -125,8 +125,7 @@ void announce() {
 
 bool are_here(const int* world_ranks, int count) {
   const char* const path = std::getenv("BLINK_MPI_RANKS");
-  if (path == nullptr || !announced) return false;  // this rank cannot announce itself, so the others do not count
-                                                    // either
+  if (path == nullptr || !announced) return false;  // without it, the others do not count either
   const bool others_count = all_hosts_count();
   const bool on_several_hosts = local_size() >= 0 && local_size() < world_size();
   const std::chrono::duration<double> patience(seconds_from("BLINK_MPI_PATIENCE", kPatienceAmongHostsS));

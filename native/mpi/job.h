@@ -2,9 +2,8 @@
 // of them take part. So each announces itself before MPI_Init, by a file in the directory BLINK_MPI_RANKS; when
 // MPI_Init has returned, all have done so.
 //
-// Only ranks of this host count, unless the user has confirmed that all hosts share that directory
-// (BLINK_MPI_SHARED_DIR). Then all ranks must be present, since ranks that see another one missing would decide
-// differently from the rest.
+// Only ranks of this host count, unless the user confirms that all hosts share the directory (BLINK_MPI_SHARED_DIR).
+// Then all ranks must be present, since ranks that miss another one would decide differently from the rest.
 #pragma once
 
 #include <cstdint>

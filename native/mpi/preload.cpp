@@ -103,8 +103,7 @@ void* open_binding(void* library, std::string* why) {
     *why = std::string(file) + " belongs to another version of Blink; start the program with blink run --mpi";
   } else if (!is_of(version, family)) {
     *why = "the binding was built for " + std::string(*family != '\0' ? family : "an MPI library unknown to Blink") +
-           ", but the program uses " + version.substr(0, version.find('\n')) +
-           "; name its compiler with blink run --mpicc";
+           ", the program uses " + version.substr(0, version.find('\n')) + "; name its compiler with blink run --mpicc";
   } else {
     return binding;
   }

@@ -1,6 +1,5 @@
-// libblink_mpi_fortran.so, beside libblink_mpi.so, which knows the destinations. The Fortran functions of an MPI
-// library may call PMPI_ (all of Open MPI's, some of MPICH's); such calls count as MPI_. Other callers of PMPI_ get the
-// library's own.
+// libblink_mpi_fortran.so, beside libblink_mpi.so, which knows the destinations. Fortran functions of MPI libraries may
+// call PMPI_ (all of Open MPI's, some of MPICH's), which counts as MPI_. Other callers of PMPI_ get the library's own.
 #include <dlfcn.h>
 
 #include <atomic>

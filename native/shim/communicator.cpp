@@ -38,8 +38,7 @@ void Communicator::announce() {
 }
 
 void Communicator::begin() {
-  timeout_s_ = seconds_from("BLINK_TIMEOUT", place.without_nccl ? 1800 : 0);  // without NCCL no watchdog would abort a
-                                                                              // hang
+  timeout_s_ = seconds_from("BLINK_TIMEOUT", place.without_nccl ? 1800 : 0);  // there is no watchdog then
   place.nccl_version = place.without_nccl ? 0 : real_version();
   if (bootstrap_ == nullptr && why_not_.empty()) announce();
   if (bootstrap_ == nullptr) return say("NCCL runs everything: " + why_not_);

@@ -71,8 +71,7 @@ class Communicator {
   ncclResult_t async_error();
 
   void abort();     // Makes waiting kernels give up; Blink enqueues nothing afterwards.
-  // Ends Blink's part: waits for enqueued work and frees memory when all ranks are done with it. Returns the error of a
-  // call, if any.
+  // Ends Blink's part: waits for its work, and frees memory after all ranks. Returns the error of a call, if any.
   ncclResult_t finalize();
 
  private:

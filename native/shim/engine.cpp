@@ -21,8 +21,7 @@ constexpr CUresult kPeerAlreadyEnabled = 704;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 constexpr std::size_t kWordsOfCopies = 2048;  // in the status page
 constexpr char kFold[] = "blink_fold";
-constexpr std::size_t kCapturesAtOnce = 8;  // captures per communicator with alternating calls; beyond them the oldest
-                                            // is dropped
+constexpr std::size_t kCapturesAtOnce = 8;  // with alternating calls of one communicator; the oldest is dropped
 
 bool from_hex(const std::string& text, char* bytes, std::size_t size) {
   if (text.size() != 2 * size) return false;
@@ -534,8 +533,7 @@ Engine::~Engine() {
   InContext context(driver_, context_);
   if (context) {  // otherwise the program has reset the GPU
     copies_.reset();
-    // An existing graph may refer to these events, and CUDA does not define the behaviour of a graph whose event is
-    // gone.
+    // A graph may refer to these events, and CUDA does not define the behaviour of a graph without its event.
     if (joined_ != nullptr) driver_.event_destroy(joined_);
     for (CUevent event : {last_event_, nccl_event_}) {
       if (event != nullptr && !in_graphs_) driver_.event_destroy(event);

@@ -1,6 +1,5 @@
-// One rank's part of the GPU: a segment of memory that its peers write into, the generated code as loaded modules, and
-// the arguments of launches: the tables of connections, the abort word, and the status in which a launch reports an
-// error.
+// One rank's part of the GPU: a segment that its peers write into, the generated code as loaded modules, and the
+// arguments of launches: tables of connections, the abort word, and the status in which a launch reports an error.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +39,7 @@ class Engine {
   // Maps the segments of all peers with a connection from here, and writes this rank's table of connections.
   bool connect(const std::vector<std::string>& addresses, std::string* why);
   // write_probes() writes probes into those peers' memory. check_probes(), after all ranks have written, checks that
-  // theirs have arrived here. False and `why` on an error or after the timeout, after which the engine is never
-  // drained.
+  // theirs have arrived. False and `why` on an error or after the timeout; then the engine is never drained.
   bool write_probes(const Deadline& deadline, std::string* why);
   bool check_probes(const Deadline& deadline, std::string* why);
 

@@ -1,6 +1,5 @@
-// The functions that libblink.so exports in NCCL's name: all of NCCL's, declared and defined by one table
-// (real_nccl.cpp). Each forwards to the real one or, for the program's own calls, to Blink's version, which lets no
-// exception out.
+// The functions that libblink.so exports for NCCL: all of NCCL's, from one table (real_nccl.cpp). Each forwards to the
+// real one or, for the program's own calls, to Blink's version, which lets no exception out.
 #pragma once
 
 #include <cxxabi.h>

@@ -1,7 +1,6 @@
 // Communicators by NCCL's handle: the live ones, and those that NCCL is creating. NCCL creates the real one first, and
 // its handle may come late: at the end of the group or, for non-blocking calls, with ncclCommGetAsyncError. Then Blink
-// creates its own, whose ranks meet. Callers hold the real ncclComm_t; a handle that is not in the table belongs to
-// NCCL alone.
+// creates its own, whose ranks meet. Callers hold the real ncclComm_t; handles that are not in the table are NCCL's.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,4 @@
-// The blocks on a GPU that communicators' kernels need resident at the same time, for all communicators of this
-// process.
+// The blocks on a GPU that must be resident at the same time, for all communicators of this process.
 //
 // Claim: no kernel of Blink waits for a block that never starts. The blocks of a kernel wait for those of its peers, so
 // it ends only if each rank's kernel is resident as a whole. A communicator has one kernel at a time on a GPU, since

@@ -25,8 +25,7 @@ namespace blink::shim {
 // Claim: all ranks use the same value in call k. The swaps of a word are ordered, and the seal is the last. A rank
 // whose call k reaches a word before its seal leaves at least k + 1 there, so K > k, and the value does not apply to
 // call k. A rank that comes later reads K, and the value written before. So every rank uses the value exactly in the
-// calls from K on that reach it. No K is below the one before, so a rank that stops at a sealed word with K > k misses
-// nothing.
+// calls from K on that reach it. As K never decreases, a rank that stops at a sealed word with K > k misses nothing.
 //
 // No rank waits, so a dead rank 0 blocks no other.
 class Agreement {
@@ -70,8 +69,7 @@ class SharedPage {
   SharedPage(const SharedPage&) = delete;
   SharedPage& operator=(const SharedPage&) = delete;
 
-  // A new page as an anonymous memory file, followed by `staging` bytes; Bootstrap::all_gather passes on its
-  // descriptor.
+  // A new page as an anonymous memory file with `staging` more bytes; Bootstrap::all_gather passes on its descriptor.
   static int create(int nranks, std::uint64_t staging, std::string* why);
   // Maps the page and closes the descriptor.
   static std::unique_ptr<SharedPage> map(int descriptor, int nranks, int rank, std::string* why);

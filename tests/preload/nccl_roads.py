@@ -1,8 +1,7 @@
 """A program that opens libblink.so as NCCL and makes unusual calls; NCCL's journal shows the receiver of each.
 
 ``nccl_roads.py PATH`` has two GPUs, a communicator of two ranks on them, and prints a line of JSON per check. The
-doubles' journals (``BLINK_DOUBLE_NCCL_JOURNAL``, ``BLINK_DOUBLE_JOURNAL``) list the calls that reached NCCL and the
-driver.
+doubles' journals (``BLINK_DOUBLE_NCCL_JOURNAL``, ``BLINK_DOUBLE_JOURNAL``) list the calls of NCCL and of the driver.
 """
 
 from __future__ import annotations

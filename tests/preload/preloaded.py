@@ -123,8 +123,7 @@ class Preloaded:
     """A runner; ``directory`` belongs to the test, ``cache`` with its plans to the session.
 
     ``more`` are variables for all processes, ``runtime`` is a library that precedes all preloaded ones, and ``before``
-    is called in each process before its program. ``others`` is the reason why programs other than the doubles' cannot
-    run.
+    is called in each process before its program. ``others``: the reason why programs that are no doubles cannot run.
     """
 
     built: Built

@@ -21,7 +21,7 @@ UNKNOWN_ERROR = 999
 #: Seconds that kernels wait for a rank that has ended.
 PATIENCE = {"BLINK_TIMEOUT": 4}
 #: The program and NCCL call the same driver; only Blink's calls get errors.
-ONLY_BLINK = {"BLINK_DOUBLE_CALLER": "libblink.so"}
+CALLER = {"BLINK_DOUBLE_CALLER": "libblink.so"}
 JOB = {"sizes": "1,1000", "BLINK_TOPO": "clique:2"}
 #: The client's cases, and the functions of a merge: one call of the creation, two of calls, one of the end; and one of
 #: a creation that is followed by another.
@@ -41,8 +41,7 @@ def run(preloaded: Preloaded, cases: str, *, failing: str = "", journals: Sequen
         each[1]["BLINK_DOUBLE_FAIL"] = failing
     for rank, path in enumerate(journals):
         each[rank]["BLINK_DOUBLE_JOURNAL"] = path
-    more: dict[str, object] = {**JOB, **PATIENCE, **ONLY_BLINK}
-    return preloaded.client("process", RANKS, cases=cases, each=each, timeout_s=40, **more)
+    return preloaded.client("process", RANKS, cases=cases, each=each, timeout_s=40, **JOB, **PATIENCE, **CALLER)
 
 
 def assert_sound(outcome: Outcome) -> None:

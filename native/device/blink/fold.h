@@ -216,8 +216,7 @@ struct Sums {
   }
 };
 
-// Multiplies by the factor of the own data, and rounds as if the product were sent, so its bits are the same wherever
-// it is added.
+// Multiplies by the factor of the own data, and rounds as for a message, so the bits are the same on every rank.
 template <class Format>
 BLINK_INLINE void scale(const State& state, typename Format::Acc (&accs)[Format::kCount]) {
   typename Format::Acc stored[Format::kCount];

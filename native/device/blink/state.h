@@ -1,8 +1,7 @@
 // The state of a block: its channel's connections with their positions, the operands and results of the current
 // execution, and the end of a wait without success.
 //
-// On the GPU the state is in shared memory: between two barriers an entry is either written by one thread or read by
-// all.
+// On the GPU the state is in shared memory: between two barriers one thread writes an entry, or all read it.
 #pragma once
 
 #include "blink/elements.h"

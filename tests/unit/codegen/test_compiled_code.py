@@ -100,7 +100,7 @@ def test_what_others_could_have_written_is_not_loaded(
     os.chmod(cache, 0o777)
     builds._note.cache_clear()
     assert build("a", compiler).parent != cache
-    assert "others could" in caplog.text
+    assert "other users could" in caplog.text
     os.chmod(cache, 0o700)
     path.unlink()
     path.symlink_to("/etc/passwd")
