@@ -190,7 +190,7 @@ def test_what_is_planned_by_default_uses_every_block() -> None:
 
 def test_the_check_sees_what_round_robin_does() -> None:
     """Lane r is rank r's star, dealt to channel r: there four blocks of a rank move as much as 12 would in the mean."""
-    (one,) = candidates(JobPlacement(parse_spec("hgx-h100"), tuple(range(8))), ("optimal",), 32, {}).found[
+    (one,) = candidates(JobPlacement(parse_spec("hgx-h100"), tuple(range(8))), ("optimal",), 32, {}).by_key[
         "allgather", -1
     ]
     uneven = lower(one.forest, slots=SLOTS, channels=8)
@@ -203,7 +203,7 @@ def test_the_check_sees_what_round_robin_does() -> None:
 def test_small_slices_run_side_by_side() -> None:
     """Of 8 stars too small to be cut no two lie on one block; nor do the messages of an AllToAll on any rank."""
     place = JobPlacement(parse_spec("hgx-h100"), tuple(range(8)))
-    found = candidates(place, ("optimal",), 32, {}).found
+    found = candidates(place, ("optimal",), 32, {}).by_key
     (stars,) = found["allreduce", -1]
     for loads in moved_by_blocks(stars.program, 32, 8 * PIECE_BYTES).values():
         assert sum(map(bool, loads)) == 8
@@ -215,7 +215,7 @@ def test_small_slices_run_side_by_side() -> None:
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "alltoall"])
 def test_dealt_programs_give_the_bits_of_the_reference(name: str) -> None:
     """Small slices in few pieces and large ones in all, one after the other on the same connections."""
-    (one,) = candidates(JobPlacement(parse_spec("dgx-1v"), (1, 4, 5, 6)), ("optimal",), 5, {}).found[name, -1]
+    (one,) = candidates(JobPlacement(parse_spec("dgx-1v"), (1, 4, 5, 6)), ("optimal",), 5, {}).by_key[name, -1]
     program, random = one.program, np.random.default_rng(3)
     for count in (1, 700, 4000):
         call = CollectiveCall.of(program.collective, "float32", count)

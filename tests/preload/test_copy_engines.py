@@ -94,7 +94,7 @@ def test_streams_chunks_and_waits(preloaded: Preloaded, tmp_path: Path) -> None:
 
     # Slices of any size have the same number of chunks. Sender and receiver count each message, and a launch counts its
     # beginning and its end.
-    (one,) = planned.found["allreduce", -1]
+    (one,) = planned.by_key["allreduce", -1]
     even, plain = (
         sum(cut[role.slice].chunks * len(role.sends) for role in one.program.roles)
         for cut in (bind(one.program, count, 4, chunk_bytes, even_chunks=even).extents for even in (True, False))
@@ -119,7 +119,7 @@ def test_staged_chunks_are_copied_up_and_down(preloaded: Preloaded, tmp_path: Pa
     copies, chunk_bytes = journals(preloaded, count, tmp_path / "copies", **narrow, **mist)
     simple, _ = journals(preloaded, count, tmp_path / "simple", BLINK_PROTOCOL="simple", **mist)
     topology = parse_spec("mist")
-    (one,) = candidates(JobPlacement(topology, topology.ranks[:4]), ("ring",), 8, {}).found["allreduce", -1]
+    (one,) = candidates(JobPlacement(topology, topology.ranks[:4]), ("ring",), 8, {}).by_key["allreduce", -1]
     program = one.program
     extents = bind(program, count, 4, chunk_bytes, even_chunks=True).extents
     staged = sum(

@@ -277,7 +277,8 @@ def test_gpus_in_exclusive_mode(preloaded: Preloaded, files: Built, tmp_path: Pa
     outcome = preloaded.client("process", RANKS, **SHORT, **own).right()
     assert outcome.calls("blink")["allreduce"] > 0
     assert set(outcome.calls("nccl")) <= {"send"}  # messages without a path table
-    words = "6 of 6 ordered pairs of GPUs are taken on CUDA's word, as the peer check gets no context or memory there"
+    lost = "the check gets no context or memory on them"
+    words = f"6 of 6 ordered pairs of GPUs are trusted without a check, because {lost}"
     reason = "(rank 0 to rank 1: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE)"
     assert f"{words} {reason}" in outcome.ended[0].err
 

@@ -24,7 +24,7 @@ def test_settings_that_need_nccl(preloaded: Preloaded, variables: dict[str, obje
     assert outcome.calls("blink").total() == 0
     assert outcome.reached_nccl()["AllReduce"] == 3
     (line,) = [line for line in outcome.blink if "NCCL runs everything" in line]
-    assert f"the program asks for {setting}, which is NCCL's to do" in line
+    assert f"the program asks for {setting}, which only NCCL supports" in line
 
 
 @pytest.mark.slow

@@ -213,7 +213,7 @@ class Seeds:
     def ways(self, collective: Collective, size_bytes: int) -> list[Way]:
         """The ways that may be the fastest, in order of predicted time."""
         predicted = []
-        for one in self.planned.found.get(key_of(collective), []):
+        for one in self.planned.by_key.get(key_of(collective), []):
             plan = KernelPlan(one, self.gpu, Settings(budget=BUDGET))
             for protocol in plan.own_protocols:
                 if size_bytes <= MOST_BYTES[protocol]:

@@ -1,1 +1,1 @@
-"""Which of an NCCL program's calls run on trees, and how? libblink.so asks once per communicator: ``planner.py``."""
+"""Planning for NCCL programs: libblink.so runs ``planner.py`` once per communicator to learn which calls use trees."""

@@ -1,9 +1,9 @@
-"""The bundle that all ranks load: a directory with one file that says where everything is, and the compiled code.
+"""The bundle that all ranks load: a directory with compiled code and one file of tables.
 
-The file is laid out by ``blink/gpu_bundle.h``: a header with a digest of all that follows, tables of rows, and texts.
-The rows of images have digests of their files. ``native/shim/bundle.cpp`` reads it, and :func:`read` here. The
-directory's name is a hash of the question (topology, ranks, settings, versions, budgets), so the next job with the
-same question finds it; it appears as a whole or not at all.
+``blink/gpu_bundle.h`` defines the layout of the file: a header with a digest of the rest, tables of rows, and texts.
+The rows of images have digests of their files. ``native/shim/bundle.cpp`` reads the file, and :func:`read` does in
+Python. The directory's name is a hash of the question (topology, ranks, settings, versions, budgets), so the next job
+with the same question finds it. The directory appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from blinkccl.private_files import open_trusted, private_directory
 from blinkccl.runtime.process import has_ended, mark
 
 FILE = "bundle"
-#: Longer ones are none of ours.
+#: Maximum sizes of files; Blink writes none that are larger.
 MAX_FILE_BYTES, MAX_IMAGE_BYTES = 64 << 20, 64 << 20
-#: So many are kept, and none goes that was used within a day: a job that runs may still be loading it.
+#: Number of bundles to keep. A bundle that was used within a day stays, because a running job may still load it.
 MOST_BUNDLES, LEAST_AGE_S = 64, 86_400.0
 _PREFIX = "blink-bundle-"
 _LAYOUT = header("gpu_bundle.h")
@@ -57,7 +57,7 @@ _ROWS = {
 
 
 class _Texts:
-    """Texts by where they begin; each once, and one line."""
+    """Texts of one line each, stored once, by their offset."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {"": 0}
@@ -72,9 +72,9 @@ class _Texts:
 
 
 def read(content: bytes) -> dict[str, list[dict[str, Any]]]:
-    """The members of a file's rows, with texts for their places, by table, and of its "header".
+    """The rows of a file by table, with texts instead of offsets, and its "header".
 
-    A ValueError if it is cut off, damaged, or of another version.
+    ValueError if the file is truncated, damaged, or of another version.
     """
     size = c.sizeof(_Header)
     if len(content) < size:
@@ -95,7 +95,7 @@ def read(content: bytes) -> dict[str, list[dict[str, Any]]]:
 
 
 def _members(row: c.Structure, texts: bytes) -> dict[str, Any]:
-    def told(name: str) -> object:
+    def member(name: str) -> object:
         value = getattr(row, name)
         if name == "kernel":
             return tuple(texts[at : texts.index(0, at)].decode() for at in value)
@@ -103,7 +103,7 @@ def _members(row: c.Structure, texts: bytes) -> dict[str, Any]:
             return texts[value : texts.index(0, value)].decode()
         return bytes(value) if isinstance(value, c.Array) else value
 
-    return {name: told(name) for name, *_ in row._fields_}
+    return {name: member(name) for name, *_ in row._fields_}
 
 
 def _digest_of(content: bytes) -> bytes:
@@ -113,28 +113,28 @@ def _digest_of(content: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Everything that is written. Its programs are the parts of images: a candidate in the protocols of one file."""
+    """The content of a bundle. Its programs are the parts of images: a candidate in the protocols of one file."""
 
     layout: SegmentLayout
     images: tuple[Image, ...]
     table: ChoiceTable
-    #: Of each rank.
+    #: Blocks of each rank.
     blocks: int
     messages: MessagePlan = field(default_factory=MessagePlan)
-    #: Whether first calls try chunk sizes where that is worth it.
+    #: True if the first calls of large sizes try chunk sizes.
     search: bool = False
 
     @cached_property
     def programs(self) -> tuple[tuple[ImagePart, tuple[int, ...]], ...]:
-        """Each part, and the images that have it: one per architecture."""
-        found: dict[tuple[str, int], tuple[ImagePart, list[int]]] = {}
+        """Each part with the numbers of its images, one per architecture."""
+        parts: dict[tuple[str, int], tuple[ImagePart, list[int]]] = {}
         for number, image in enumerate(self.images):
             for place, part in enumerate(image.text.parts):
-                found.setdefault((image.text.name, place), (part, []))[1].append(number)
-        return tuple((part, tuple(images)) for part, images in found.values())
+                parts.setdefault((image.text.name, place), (part, []))[1].append(number)
+        return tuple((part, tuple(images)) for part, images in parts.values())
 
     def program_of(self, candidate: CandidateProgram, protocol: str) -> int:
-        """The number of the program that runs ``candidate`` by ``protocol``."""
+        """The number of the program of ``candidate`` with ``protocol``."""
         return next(
             number
             for number, (part, _) in enumerate(self.programs)
@@ -196,9 +196,9 @@ class Bundle:
                 f"{which}protocol": PROTOCOLS.index(way.protocol),
                 f"{which}chunk_bytes": way.chunk_bytes,
             }
-        told = {"least": row.least, "most": row.below - 1, "why": texts.place(row.why)}
-        told |= {"search": row.search and self.search}
-        return {"collective": CODES[row.collective], "root": row.root} | told | ways
+        members = {"least": row.least, "most": row.below - 1, "why": texts.place(row.why)}
+        members |= {"search": row.search and self.search}
+        return {"collective": CODES[row.collective], "root": row.root} | members | ways
 
 
 def _program(part: ImagePart, texts: _Texts) -> dict[str, Any]:
@@ -213,13 +213,13 @@ def _program(part: ImagePart, texts: _Texts) -> dict[str, Any]:
 
 
 class BundleCache:
-    """Where bundles lie; without a directory every bundle gets a temporary one."""
+    """A directory of bundles; without it every bundle gets a temporary directory."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     def find(self, digest: str) -> Path | None:
-        """The bundle of an earlier job that asked the same; None where there is none that is whole and ours."""
+        """The bundle of an earlier job with the same question; None without a complete, trusted one."""
         if self._directory is None:
             return None
         path = self._directory / digest
@@ -236,14 +236,16 @@ class BundleCache:
         return path
 
     def put(self, digest: str | None, bundle: Bundle) -> Path:
-        """Writes a bundle and says where it lies: in the cache if that can be written, and nothing lacks (a digest)."""
+        """Write a bundle and return its path: in the cache if the bundle is complete (has a digest) and the cache
+        writable.
+        """
         if self._directory is not None and digest is not None:
             with suppress(OSError, LaunchError):
                 private_directory(self._directory)
                 path = self._move_in(_write(self._directory / f".{secrets.token_hex(8)}", bundle), digest)
                 _remove_unused(self._directory.iterdir(), MOST_BUNDLES)
                 return path
-        # Ranks load it after the planner has gone. Once the rank that asked has gone, too, other planners remove it.
+        # Ranks load it after the planner's end. Other planners remove it after the end of the requesting rank.
         _remove_left(Path(tempfile.gettempdir()))
         return _write(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{mark(os.getppid())}-")), bundle)
 
@@ -253,7 +255,8 @@ class BundleCache:
         try:
             os.rename(written, path)
         except OSError:
-            # There is one already. If it is whole, a job with the same question was faster; else it is in the way.
+            # A directory exists already: a complete one from another job with the same question, or a damaged one to
+            # replace.
             if self.find(digest) is None:
                 old = self._directory / f".{secrets.token_hex(8)}"
                 os.rename(path, old)
@@ -264,7 +267,7 @@ class BundleCache:
 
 
 def _write(directory: Path, bundle: Bundle) -> Path:
-    """Fills ``directory``, which is made; a part of it is never left behind."""
+    """Create and fill ``directory``, or remove it on an error."""
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         for image in bundle.images:
@@ -277,13 +280,13 @@ def _write(directory: Path, bundle: Bundle) -> Path:
 
 
 def _trusted(path: Path, max_bytes: int) -> bytes:
-    """The content of a file of ours; OSError says why it is none."""
+    """The content of a trusted file; OSError with the reason for any other file."""
     with open_trusted(path, max_bytes) as file:
         return file.read()
 
 
 def _remove_unused(bundles: Iterable[Path], keep: int) -> None:
-    """Those not used for longest, as far as there are more than ``keep``; none that was used within a day."""
+    """Remove the least recently used bundles above ``keep``, but none that was used within a day."""
     rows = []
     for path in bundles:
         with suppress(OSError):
@@ -297,7 +300,7 @@ def _remove_unused(bundles: Iterable[Path], keep: int) -> None:
 
 
 def _remove_left(directory: Path) -> None:
-    """Temporary bundles of jobs that have ended."""
+    """Remove temporary bundles of jobs that have ended."""
     every = list(directory.glob(f"{_PREFIX}*"))
     _remove_unused(every, 0)
     for path in every:

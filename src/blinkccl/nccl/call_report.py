@@ -1,14 +1,14 @@
-"""What became of a program's NCCL or MPI calls: lines that our library appends to the file that BLINK_REPORT names.
+"""The report of a program's NCCL or MPI calls: lines that the library appends to the file of BLINK_REPORT.
 
-One JSON object per line, from each process at the end of each of its communicators and when it exits::
+One JSON object per line, from each process at the end of each of its communicators and at its exit::
 
     {"pid": 4711, "rank": 0, "nranks": 4, "comm": "3f2a…", "state": "blink", "why": "…", "collective": "allreduce",
      "dtype": "float32", "op": "sum", "least": 1024, "most": 65536, "program": 0, "protocol": "ll", "calls": 120,
      "bytes": 31457280}
 
-``state`` is "blink", "nccl" or "mpi"; ``least``, ``most`` and ``bytes`` are S of a call, as nccl-tests counts it, and
-of all. A line with ``mark`` "begin" comes with a rank's first call, one with "end" behind its others: a rank without
-the latter was killed before it could report. A mark of NCCL's is no call, and has no ``state``.
+``state`` is "blink", "nccl" or "mpi". ``least`` and ``most`` are the smallest and largest S of a call as defined by
+nccl-tests, ``bytes`` is the sum over all calls. A line with ``mark`` "begin" comes with a rank's first call, and one
+with "end" after its other lines: a rank without "end" was killed before it could report. Marks have no ``state``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import msgspec
 
 from blinkccl.schema import SCHEMA_VERSION
 
-#: A longer report is not read to its end.
+#: Maximum bytes of a report to read.
 MAX_BYTES = 64 << 20
-#: Begins the reason why NCCL ran all of a communicator, where a compiler for its GPUs is missing or fails.
+#: Prefix of the reason that NCCL ran all calls of a communicator if a compiler for its GPUs is missing or fails.
 NOT_COMPILED = "the plan's code was not compiled: "
 
 
 class ReportLine(msgspec.Struct, frozen=True):
-    """One line; what is about a communicator and no collective has no calls."""
+    """One line; lines about a communicator without a collective have no calls."""
 
     pid: int
     rank: int
@@ -56,7 +56,7 @@ class ReportedRank(msgspec.Struct, frozen=True, order=True):
 
 
 class ReportedCalls(msgspec.Struct, frozen=True):
-    """Calls of a communicator that went the same way; ``calls`` and ``bytes`` are those of one rank, the busiest."""
+    """Calls of a communicator that ran in the same way; ``calls`` and ``bytes`` count the busiest rank."""
 
     collective: str
     dtype: str
@@ -71,7 +71,7 @@ class ReportedCalls(msgspec.Struct, frozen=True):
 
 
 class ReportedCommunicator(msgspec.Struct, frozen=True):
-    """A communicator, its processes in the order of the ranks, and what became of its calls."""
+    """A communicator, its processes in the order of the ranks, and its calls."""
 
     comm: str
     nranks: int
@@ -81,9 +81,9 @@ class ReportedCommunicator(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class CallReport:
-    """A whole report. ``begun``: ranks that made calls, ``silent`` those killed before they could report.
+    """A whole report. ``begun``: ranks that made calls; ``silent``: ranks killed before they could report.
 
-    ``reported``: those of the ``groups`` that at least one rank has reported. ``unread``: lines that are none.
+    ``reported``: the ``groups`` with a report from at least one rank. ``unread``: the number of invalid lines.
     """
 
     groups: tuple[ReportedCommunicator, ...]
@@ -94,29 +94,29 @@ class CallReport:
 
     @property
     def processes(self) -> int:
-        """Those of the communicators that were reported."""
+        """The number of processes in reported communicators."""
         return len({pid for group in self.reported for pid in group.pids})
 
     def calls(self, state: str) -> int:
-        """Of one rank per communicator, the busiest."""
+        """The number of calls with this state, of the busiest rank per communicator."""
         return sum(row.calls for group in self.groups for row in group.rows if row.state == state)
 
     def not_compiled(self) -> dict[str, int]:
-        """The compilers' messages, each with the number of communicators that ran no call on trees for it."""
-        found: Counter[str] = Counter()
+        """The compilers' messages, each with the number of communicators whose calls all went to NCCL because of it."""
+        communicators: Counter[str] = Counter()
         for group in self.groups:
             reasons = (row.why.partition(NOT_COMPILED)[2] for row in group.rows)
-            found.update([reason for reason in reasons if reason][:1])
-        return dict(found)
+            communicators.update([reason for reason in reasons if reason][:1])
+        return dict(communicators)
 
-    def document(self, command: Sequence[str], exit_code: int, theirs: str = "nccl") -> dict[str, object]:
-        """For machines; ``theirs``: the state of calls that Blink did not take."""
+    def document(self, command: Sequence[str], exit_code: int, other: str = "nccl") -> dict[str, object]:
+        """The report as JSON; ``other`` is the state of calls that Blink did not run."""
         return {
             "schema_version": SCHEMA_VERSION,
             "command": list(command),
             "exit_code": exit_code,
             "used": bool(self.groups),
-            "calls": {"blink": self.calls("blink"), theirs: self.calls(theirs)},
+            "calls": {"blink": self.calls("blink"), other: self.calls(other)},
             "communicators": [msgspec.to_builtins(group) for group in self.groups],
             "silent": [msgspec.to_builtins(rank) for rank in self.silent],
             "unread_lines": self.unread,
@@ -124,8 +124,8 @@ class CallReport:
 
 
 def read_call_report(data: bytes) -> CallReport:
-    """The report in ``data``; lines that are none, as of a process that was killed while it wrote, are counted."""
-    found: dict[str, list[ReportLine]] = {}
+    """The report in ``data``; invalid lines, as from a process that was killed while it wrote, are counted."""
+    lines_of: dict[str, list[ReportLine]] = {}
     unread = 0
     for text in data.splitlines():
         if not text.strip():
@@ -135,12 +135,12 @@ def read_call_report(data: bytes) -> CallReport:
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             unread += 1
             continue
-        found.setdefault(line.comm, []).append(line)
-    marks = Counter((line.comm, line.rank, line.pid, line.mark) for lines in found.values() for line in lines)
+        lines_of.setdefault(line.comm, []).append(line)
+    marks = Counter((line.comm, line.rank, line.pid, line.mark) for lines in lines_of.values() for line in lines)
     begun = {(comm, rank, pid) for comm, rank, pid, mark in marks if mark == "begin"}
     silent = {key for key in begun if marks[*key, "begin"] > marks[*key, "end"]}
-    groups = {comm: _group(comm, lines) for comm, lines in found.items()}
-    reported = tuple(groups[comm] for comm, lines in found.items() if any(line.mark != "begin" for line in lines))
+    groups = {comm: _group(comm, lines) for comm, lines in lines_of.items()}
+    reported = tuple(groups[comm] for comm, lines in lines_of.items() if any(line.mark != "begin" for line in lines))
     return CallReport(tuple(groups.values()), reported, unread, _ranks(begun), _ranks(silent))
 
 

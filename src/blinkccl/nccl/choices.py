@@ -1,19 +1,19 @@
-"""The calls that Blink takes: a table by collective, root and size, the same for all ranks.
+"""The calls that Blink runs: a table by collective, root and size, the same on all ranks.
 
-S, as nccl-tests counts it, is looked at in classes of a power of two from 1 KiB to 4 GiB; smaller and larger sizes go
-with the first and the last class. In each class the program and the protocol that are predicted fastest
-(:mod:`~blinkccl.cost.choice.costs`) are taken if NCCL is predicted (:mod:`~blinkccl.nccl.nccl_predictor`) to take
-:data:`PREDICTED_MARGIN` times as long at least, both at the class's smallest size; else the call is NCCL's.
-BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run with this protocol.
+Sizes S, as defined by nccl-tests, form classes of a power of two from 1 KiB to 4 GiB. Smaller and larger sizes belong
+to the first and the last class. Each class selects the program and protocol with the least predicted time
+(:mod:`~blinkccl.cost.choice.costs`) at its smallest size. Blink runs the class if NCCL's predicted time
+(:mod:`~blinkccl.nccl.nccl_predictor`) is at least :data:`PREDICTED_MARGIN` times as long. Otherwise NCCL runs it.
+BLINK_ALGO=<name> selects Blink for all calls of this algorithm, BLINK_PROTOCOL=<name> for all with this protocol.
 
-What ``blink tune`` measured here (:mod:`~blinkccl.trees.algorithms.tables`) takes the place of predictions: in a class
-that it has times of, those are compared, ours among themselves and with NCCL's, at the size that was measured. Where
-both were measured :data:`MARGIN` is enough.
+Measurements of ``blink tune`` on this machine (:mod:`~blinkccl.trees.algorithms.tables`) replace predictions. A class
+with measured times compares them, among programs and with NCCL's, at the measured size. If both sides were measured,
+:data:`MARGIN` is enough.
 
-With BLINK_ALGO=hybrid a prediction decides only which classes are worth a try: where the split over NVLink and PCIe is
-predicted faster than NVLink alone, the class has both programs. Its first calls run and time one after the other
-(``chunk_searches.h``), and the split is kept if it was faster by more than the noise, on the rank that took longest. So
-Eq 8's part for PCIe is 0 wherever the start of its transfers, which the prediction does not know, takes what it gains.
+With BLINK_ALGO=hybrid, a prediction only selects the classes to try: those whose split over NVLink and PCIe is
+predicted faster than NVLink alone have both programs. Their first calls run and time one after the other
+(``chunk_searches.h``). The split stays if it was faster by more than the noise on the slowest rank. Eq 8's part for
+PCIe is therefore 0 where the start of its transfers, which the prediction lacks, costs more than the split gains.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from blinkccl.trees.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.trees.algorithms.tables import NCCL, Cell, Row, cell_at
 from blinkccl.units import size_text
 
-#: What BLINK_PROTOCOL may be; "" leaves the choice to the predictions.
+#: Values of BLINK_PROTOCOL; "" leaves the choice to the predictions.
 PROTOCOLS = ("simple", "ll", "ll128", COPIES)
 #: log2 of the smallest sizes of the first and the last class.
 FIRST_CLASS, LAST_CLASS = 10, 32
 #: More than any size.
 BEYOND = 2**63
-#: What is nearer counts as equally fast: among ours the first is taken, and what was measured beside NCCL stays NCCL's.
+#: Ratio below which times are equal: the first program is selected, and a class measured beside NCCL stays with NCCL.
 MARGIN = 1.03
-#: What a prediction must promise, as the costs of our kernels are NCCL's own constants, and no GPU has run them yet.
+#: Minimum predicted gain, because the kernels' costs are NCCL's own constants and no GPU has run the kernels yet.
 PREDICTED_MARGIN = 1.3
 
-#: What is fastest of ours, by which protocol.
-Ours = tuple[CandidateProgram, str, PredictedTime]
-#: From here on the chunk is worth a search across calls.
+#: A candidate, its protocol and its time.
+TimedWay = tuple[CandidateProgram, str, PredictedTime]
+#: Minimum size for a search of the chunk across calls.
 SEARCH_FROM_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramWay:
-    """How a call may run; ``chunk_bytes`` is that of one part's message."""
+    """A way to run a call; ``chunk_bytes`` is the chunk of one part's message."""
 
     candidate: CandidateProgram
     protocol: str
@@ -69,11 +69,11 @@ class ProgramWay:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRow(Row[ProgramWay]):
-    """What runs a collective for S in [``least``, ``below``); without ways it is left to NCCL.
+    """The programs of a collective for S in [``least``, ``below``); without ways NCCL runs it.
 
-    Of two ways first calls try the second beside the first, and keep it where it is faster; ``search`` lets the chunk
-    change. ``measured``: not only predictions say so. ``margin``: how many times as long NCCL must take for a call to
-    be ours.
+    With two ways, the first calls try the second beside the first and keep it if it is faster. ``search`` allows the
+    chunk to change. ``measured``: the choice rests on measurements. ``margin``: the minimum ratio of NCCL's time to
+    Blink's for Blink to run a call.
     """
 
     collective: str
@@ -95,39 +95,39 @@ class ChoiceRow(Row[ProgramWay]):
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What one class came to; ``cell``, where there is one, says what ours take, and its size is what was compared.
+    """The result of one class; with a ``cell`` its times are measured, and its size is the compared size.
 
-    ``forced``: ours is taken however long NCCL takes.
+    ``forced``: Blink runs the class at any time of NCCL.
     """
 
     size: int
-    ours: Ours | None
-    theirs: NcclPrediction | None
+    blink: TimedWay | None
+    nccl: NcclPrediction | None
     forced: bool
-    other: Ours | None
+    other: TimedWay | None
     cell: Cell | None = None
 
     @property
     def taken(self) -> bool:
         """True if Blink runs it."""
-        if self.ours is None or self.forced:
-            return self.ours is not None
-        return self.theirs is not None and self.ours[2].seconds * self.margin < self.theirs.seconds
+        if self.blink is None or self.forced:
+            return self.blink is not None
+        return self.nccl is not None and self.blink[2].seconds * self.margin < self.nccl.seconds
 
     @property
     def compared(self) -> int:
-        """The size that all times are of."""
+        """The size of all times."""
         return self.size if self.cell is None else self.cell.size_bytes
 
     @property
     def margin(self) -> float:
-        """The ratio of NCCL's time to ours from which a call is ours: smaller where both were measured."""
+        """The minimum ratio of NCCL's time to Blink's for Blink to run the class, smaller if both were measured."""
         return PREDICTED_MARGIN if self.cell is None or self.cell.best(NCCL) is None else MARGIN
 
 
 @dataclass(frozen=True)
 class ChoiceTable:
-    """All rows. ``first`` of them that matches a call is in force."""
+    """All rows; the first row that matches a call applies."""
 
     choices: tuple[ChoiceRow, ...]
 
@@ -137,22 +137,22 @@ class ChoiceTable:
 
     @property
     def candidates(self) -> tuple[CandidateProgram, ...]:
-        """Those that are chosen for some size, each once."""
+        """The candidates that are selected for some size, each once."""
         return tuple(dict.fromkeys(way.candidate for row in self.choices for way in row.ways))
 
     def protocols(self, candidate: CandidateProgram) -> tuple[str, ...]:
-        """Those in which it is chosen; with copies also simple, by which captured calls run."""
+        """The protocols with which a candidate is selected; with copies also simple, for captured calls."""
         chosen = {way.protocol for row in self.choices for way in row.ways if way.candidate is candidate}
         return tuple(sorted(chosen | ({"simple"} if COPIES in chosen else set())))
 
     @property
     def copies(self) -> bool:
-        """Whether copy engines run any of them."""
+        """True if copy engines run any of the calls."""
         return any(way.protocol == COPIES for row in self.choices for way in row.ways)
 
 
 def wanted_protocol(setting: str) -> str:
-    """The protocol that BLINK_PROTOCOL asks for, "" if none."""
+    """The protocol of BLINK_PROTOCOL, "" if unset; LaunchError for an unknown one."""
     if setting and setting not in PROTOCOLS:
         raise LaunchError(f"BLINK_PROTOCOL={setting[:40]}: expected one of {', '.join(PROTOCOLS)}")
     return setting
@@ -160,12 +160,12 @@ def wanted_protocol(setting: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What choices are made under: the oldest GPU (90 for 9.0), and the blocks of each rank.
+    """The conditions of choices: capability of the oldest GPU (90 for 9.0), and blocks of each rank.
 
-    Each program has all of them, with messages as large as they may get: memory is dealt out to what is chosen.
-    ``algorithm`` and ``protocol`` take all calls that they serve, "" leaves the choice to the predictions;
-    ``no_copies`` says why copy engines run nothing, ``measured`` are the cells of these ranks. ``deterministic``:
-    "order" where all sums have one, so that none may be left to NCCL.
+    Each program has all blocks and the largest messages, because memory is allocated to the selected programs later.
+    ``algorithm`` and ``protocol`` select Blink for all calls that they serve; "" leaves the choice to the predictions.
+    ``no_copies`` is the reason that copy engines run nothing. ``measured`` holds the cells of these ranks.
+    ``deterministic`` is "order" if all sums have one order, so that NCCL may run none.
     """
 
     capability: int
@@ -178,7 +178,7 @@ class Terms:
 
     @property
     def forced(self) -> str:
-        """In words, "" where nothing is."""
+        """The forcing settings in words, "" without any."""
         named = (
             ("BLINK_ALGO", self.algorithm),
             ("BLINK_PROTOCOL", self.protocol),
@@ -187,22 +187,22 @@ class Terms:
         return " ".join(f"{name}={value}" for name, value in named if value)
 
     def of(self, collective: Collective) -> Terms:
-        """For one collective: an order is of sums alone, and what was measured is of plans without one."""
+        """The terms of one collective: an order concerns sums alone, and measured plans have no fixed order."""
         if not self.deterministic:
             return self
         return replace(self, measured=()) if collective.reduces else replace(self, deterministic="")
 
     def fault(self, candidate: CandidateProgram) -> str | None:
-        """Why the protocol that is forced cannot run the program; None: it can, or none is forced."""
+        """The reason that the forced protocol cannot run the program; None if it can or if none is forced."""
         if self.protocol == "ll128":
             return ll128_fault(candidate, self.capability)
         return (self.no_copies or fault_of_program(candidate.program)) if self.protocol == COPIES else None
 
 
 def table(planned: CandidatePrograms, size: int, terms: Terms, nccl: NcclPredictor | None) -> ChoiceTable:
-    """The rows of all collectives on ``size`` ranks; without NCCL the fastest of ours is taken at any size.
+    """The rows of all collectives on ``size`` ranks; without NCCL, Blink's fastest program runs at every size.
 
-    Cost: one to three simulations of 1 to 4 ms per class and candidate that may be the fastest: 2.5 s for 8 GPUs.
+    Cost: one to three simulations of 1 to 4 ms per class and candidate that may be the fastest, 2.5 s for 8 GPUs.
     """
     rows = [row for collective in collectives(size) for row in rows_of(collective, planned, terms, nccl)]
     return ChoiceTable(tuple(rows))
@@ -213,7 +213,7 @@ def rows_of(
 ) -> list[ChoiceRow]:
     """The rows of one collective and root."""
     key, terms = key_of(collective), terms.of(collective)
-    faults = {one: terms.fault(one) for one in planned.found.get(key, [])}
+    faults = {one: terms.fault(one) for one in planned.by_key.get(key, [])}
     timed = [_TimedCandidate(one, terms) for one, fault in faults.items() if fault is None]
     if not timed:
         why = "; ".join(dict.fromkeys(fault for fault in faults.values() if fault))
@@ -229,33 +229,35 @@ def rows_of(
 def _verdict(
     timed: Sequence[_TimedCandidate], size_bytes: int, nccl: NcclPredictor | None, forced: bool, cell: Cell | None
 ) -> _Verdict:
-    """The first candidate that is as fast as the fastest, and whether it is taken.
+    """The first candidate that is as fast as the fastest, and whether Blink runs it.
 
-    The split over NVLink and PCIe is measured beside NVLink alone, if it is predicted faster.
+    The split over NVLink and PCIe is tried beside NVLink alone if it is predicted faster.
     """
-    found = [row for one in timed if (row := one.measured(cell, size_bytes)) is not None]
-    cell, found = (cell, found) if found else (None, _predicted(timed, size_bytes))
-    alone = [row for row in found if row[0].algorithm != HYBRID] or found
+    ways = [row for one in timed if (row := one.measured(cell, size_bytes)) is not None]
+    cell, ways = (cell, ways) if ways else (None, _predicted(timed, size_bytes))
+    alone = [row for row in ways if row[0].algorithm != HYBRID] or ways
     least_s = min(timing.seconds for _, _, timing in alone)
-    other = next((row for row in found if row not in alone and row[2].seconds < least_s), None)
-    # The order of candidates decides between equals, so that fewer programs are compiled and loaded.
-    ours = next((row for row in alone if row[2].seconds <= least_s * MARGIN), None)
-    theirs = None if nccl is None else _theirs(timed[0].plan.candidate.collective, size_bytes, nccl, cell)
-    return _Verdict(size_bytes, ours, theirs, forced or nccl is None, other, cell)
+    other = next((row for row in ways if row not in alone and row[2].seconds < least_s), None)
+    # Of equal candidates the first is selected, so that fewer programs are compiled and loaded.
+    blink = next((row for row in alone if row[2].seconds <= least_s * MARGIN), None)
+    prediction = None if nccl is None else _nccl_time(timed[0].plan.candidate.collective, size_bytes, nccl, cell)
+    return _Verdict(size_bytes, blink, prediction, forced or nccl is None, other, cell)
 
 
-def _predicted(timed: Sequence[_TimedCandidate], size_bytes: int) -> list[Ours]:
-    """What the candidates take; without what is no faster than one before it: it is not chosen, nor decides what is."""
-    found, least_s = [], inf
+def _predicted(timed: Sequence[_TimedCandidate], size_bytes: int) -> list[TimedWay]:
+    """Times of the candidates, without those that an earlier one beats: they cannot be selected."""
+    ways, least_s = [], inf
     for one in timed:
         if one.is_split or one.least_s(size_bytes) < least_s:
-            found.append(one.at(size_bytes))
-            least_s = least_s if one.is_split else min(least_s, found[-1][2].seconds)
-    return found
+            ways.append(one.at(size_bytes))
+            least_s = least_s if one.is_split else min(least_s, ways[-1][2].seconds)
+    return ways
 
 
-def _theirs(collective: Collective, size_bytes: int, nccl: NcclPredictor, cell: Cell | None) -> NcclPrediction | None:
-    """What NCCL takes for what ours are compared at; None where nothing is known."""
+def _nccl_time(
+    collective: Collective, size_bytes: int, nccl: NcclPredictor, cell: Cell | None
+) -> NcclPrediction | None:
+    """NCCL's time at the compared size; None if unknown."""
     time = None if cell is None else cell.best(NCCL)
     if time is not None:
         return NcclPrediction(time.seconds, "NCCL")
@@ -265,7 +267,7 @@ def _theirs(collective: Collective, size_bytes: int, nccl: NcclPredictor, cell: 
 
 
 class _TimedCandidate:
-    """A candidate in its protocols, asked for rising sizes; one that is forced is the only one, at any size."""
+    """A candidate in its protocols, timed for ascending sizes; a forced protocol is the only one at every size."""
 
     def __init__(self, candidate: CandidateProgram, terms: Terms) -> None:
         gpu = Gpu(architecture(terms.capability), terms.capability, terms.blocks, candidate.counted)
@@ -274,31 +276,31 @@ class _TimedCandidate:
 
     @property
     def is_split(self) -> bool:
-        """Whether it takes PCIe beside NVLink."""
+        """True if it uses PCIe beside NVLink."""
         return self.plan.name == HYBRID
 
-    def measured(self, cell: Cell | None, size_bytes: int) -> Ours | None:
-        """With the seconds that a cell has of it, and the chunk for a size; None where it has none."""
+    def measured(self, cell: Cell | None, size_bytes: int) -> TimedWay | None:
+        """The candidate with its seconds in a cell, and its chunk for a size; None if the cell lacks it."""
         time = None if cell is None else cell.best(self.plan.name, self.plan.own_protocols)
         if time is None:
             return None
-        found = self.plan.timing(time.protocol, size_bytes)
-        return self.plan.candidate, time.protocol, replace(found, seconds=time.seconds, simulation=None)
+        predicted = self.plan.timing(time.protocol, size_bytes)
+        return self.plan.candidate, time.protocol, replace(predicted, seconds=time.seconds, simulation=None)
 
     def least_s(self, size_bytes: int) -> float:
-        """What it takes at least: as long as for fewer bytes, and as its fullest link."""
+        """A lower bound in seconds: the time of fewer bytes, and the time of its fullest link."""
         return max(self._before_s, self._links_s(size_bytes))
 
-    def at(self, size_bytes: int) -> Ours:
-        protocol, found = self.plan.protocols.at(size_bytes)
-        self._before_s = found.seconds
-        return self.plan.candidate, protocol, replace(found, simulation=None)  # a table has hundreds
+    def at(self, size_bytes: int) -> TimedWay:
+        protocol, predicted = self.plan.protocols.at(size_bytes)
+        self._before_s = predicted.seconds
+        return self.plan.candidate, protocol, replace(predicted, simulation=None)  # a table has hundreds
 
 
 def _merged(
     key: tuple[str, int], verdicts: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str
 ) -> Iterator[ChoiceRow]:
-    """Runs of equal classes, as rows; where anything is measured a class stays alone, as it compares like calls."""
+    """One row per run of equal classes; a class whose calls are measured stays alone, to compare equal calls."""
     rows: list[tuple[list[_Verdict], ChoiceRow]] = []
     for verdict in verdicts:
         row = _row(key, verdict)
@@ -312,49 +314,49 @@ def _merged(
 
 
 def _row(key: tuple[str, int], verdict: _Verdict) -> ChoiceRow:
-    """Without limits and words, so that rows of classes which come to the same are equal."""
-    taken = [one for one in (verdict.ours, verdict.other) if one is not None] if verdict.taken else []
-    ways = tuple(ProgramWay(candidate, protocol, found.chunk_bytes) for candidate, protocol, found in taken)
+    """A row without limits and reason, so that rows of classes with the same result are equal."""
+    taken = [one for one in (verdict.blink, verdict.other) if one is not None] if verdict.taken else []
+    ways = tuple(ProgramWay(candidate, protocol, time.chunk_bytes) for candidate, protocol, time in taken)
     search = verdict.size >= SEARCH_FROM_BYTES and any(way.protocol in ("simple", COPIES) for way in ways)
     return ChoiceRow(0, 0, ways, *key, "", search, verdict.cell is not None, verdict.margin)
 
 
 def _why(run: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str) -> str:
-    """In words: "blink optimal simple 63 GB/s, NCCL ring Simple 13 GB/s predicted at 16 MiB"."""
+    """The reason, like "blink optimal simple 63 GB/s, NCCL ring Simple 13 GB/s predicted at 16 MiB"."""
     ends = [run[0]] if len(run) == 1 else [run[0], run[-1]]
-    said = "; ".join(dict.fromkeys(map(_at, ends)))
+    times = "; ".join(dict.fromkeys(map(_at, ends)))
     if forced:
-        return f"{forced}; {said}"
+        return f"{forced}; {times}"
     if nccl is None:
-        return f"no NCCL to compare with; {said}"
-    return f"{said} (no model of NCCL here: {nccl.caveat})" if nccl.caveat else said
+        return f"no NCCL to compare with; {times}"
+    return f"{times} (no model of NCCL here: {nccl.caveat})" if nccl.caveat else times
 
 
 def _at(verdict: _Verdict) -> str:
     parts, size, cell = [], verdict.compared, verdict.cell
-    # Where theirs alone is predicted, ours says that it is not.
+    # If only NCCL's time is predicted, Blink's time is marked as measured.
     mixed = cell is not None and cell.best(NCCL) is None
-    if verdict.ours is not None:
-        candidate, protocol, found = verdict.ours
-        seen = " measured" if mixed else ""
-        parts.append(f"blink {candidate.algorithm} {protocol} {_speed(size, found.seconds)}{seen}")
+    if verdict.blink is not None:
+        candidate, protocol, time = verdict.blink
+        source = " measured" if mixed else ""
+        parts.append(f"blink {candidate.algorithm} {protocol} {_speed(size, time.seconds)}{source}")
         if verdict.other is not None:
-            candidate, protocol, found = verdict.other
-            parts.append(f"first calls try {candidate.algorithm} {protocol} {_speed(size, found.seconds)}")
-    if verdict.theirs is not None:
-        parts.append(f"{verdict.theirs.words} {_speed(size, verdict.theirs.seconds)}")
+            candidate, protocol, time = verdict.other
+            parts.append(f"first calls try {candidate.algorithm} {protocol} {_speed(size, time.seconds)}")
+    if verdict.nccl is not None:
+        parts.append(f"{verdict.nccl.words} {_speed(size, verdict.nccl.seconds)}")
     else:
-        parts.append("nothing known of NCCL")
+        parts.append("NCCL's time unknown")
     return f"{', '.join(parts)} {'measured' if cell is not None and not mixed else 'predicted'} at {size_text(size)}"
 
 
 def _speed(size_bytes: int, seconds: float) -> str:
-    """GB/s where bytes count, µs where latency does."""
+    """GB/s from 1 MiB on, µs below."""
     return f"{size_bytes / seconds / 1e9:.3g} GB/s" if size_bytes >= 1 << 20 else f"{seconds * 1e6:.3g} us"
 
 
 def clamped(rows: ChoiceTable, geometry: Geometry) -> ChoiceTable:
-    """The same choices with messages that fit into ``geometry``, as memory was dealt out after they were made."""
+    """The same choices with messages that fit into ``geometry``, because memory is allocated after the choices."""
 
     def fitted(way: ProgramWay) -> ProgramWay:
         return replace(way, chunk_bytes=min(way.chunk_bytes, geometry.capacity_bytes(way.protocol) // 16 * 16))
@@ -363,30 +365,30 @@ def clamped(rows: ChoiceTable, geometry: Geometry) -> ChoiceTable:
 
 
 def without(rows: ChoiceTable, compiled: Container[tuple[str, str]]) -> ChoiceTable:
-    """The same choices, but NCCL's where there is no code for ours; ``compiled``: (candidate's name, protocol).
+    """The same choices without ways that have no code; ``compiled`` has pairs of candidate's name and protocol.
 
-    Of two programs that were to be compared the one is taken that there is.
+    Of two programs to compare, the compiled one is selected. NCCL runs rows without any.
     """
     left = []
     for row in rows.choices:
-        there = tuple(way for way in row.ways if (way.candidate.name, way.protocol) in compiled)
-        lacks = [f"{way.candidate.algorithm} {way.protocol}" for way in row.ways if way not in there]
+        ways = tuple(way for way in row.ways if (way.candidate.name, way.protocol) in compiled)
+        lacks = [f"{way.candidate.algorithm} {way.protocol}" for way in row.ways if way not in ways]
         if lacks:
             why = f"{' and '.join(lacks)} was not compiled in time, the next job may have it; {row.why}"
-            row = replace(row, ways=there, why=why, search=row.search and bool(there))
+            row = replace(row, ways=ways, why=why, search=row.search and bool(ways))
         left.append(row)
     return ChoiceTable(tuple(left))
 
 
 def left_sums(rows: ChoiceTable) -> str | None:
-    """Why a sum is left to NCCL, in a sentence without full stop; None where none is."""
+    """The reason that NCCL runs a sum, as a sentence without full stop; None if it runs none."""
     left = (row for row in rows.choices if not row.ways and COLLECTIVES[row.collective].reduces)
     return next((f"{row.collective}: {row.why}" for row in left), None)
 
 
 def nothing_taken(rows: ChoiceTable, terms: Terms, has_nccl: bool) -> str:
-    """Why no row is ours, in a sentence without full stop; for tables of which that is true."""
-    shown = next((f"{row.collective}: {row.why}" for row in rows.choices), "there are no rows")
+    """The reason that Blink runs no row of a table, as a sentence without full stop."""
+    shown = next((f"{row.collective}: {row.why}" for row in rows.choices), "the table has no rows")
     if terms.forced:
         return f"nothing can run with {terms.forced} ({shown.replace(f'{terms.forced}; ', '', 1)})"
     if not has_nccl:

@@ -1,7 +1,7 @@
-"""Whether copy engines can run a job, and each of its programs: what ``copy_engine.h`` of libblink.so refuses, before.
+"""Checks that copy engines can run a job and its programs, ahead of the same checks in ``copy_engine.h``.
 
-They serve no two ranks of a process on one GPU, whose queues both would share. Of a program they ask that a connection
-has one role at each end and that its messages, and the own data that its results replace, go in no circle.
+Copy engines do not serve two ranks of a process on one GPU, which would share its queues. A connection of their
+programs must have one role at each end. Messages, and own data that results replace, must form no cycle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blinkccl.native.headers import header
 from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.schedule.program import Program
 
-#: Messages that one reduce kernel takes.
+#: Maximum messages of one reduce kernel.
 MOST_OPERANDS = header("call.h").constants["kMostOperands"]
 
 #: An execution: rank, channel, place in its loop.
@@ -25,7 +25,7 @@ _Node = tuple[int, int, int]
 
 
 def fault_of_job(job: GpuJob) -> str | None:
-    """Why copy engines run no program of this job; a sentence without full stop. None: they may."""
+    """The reason that copy engines run no program of this job, as a sentence without full stop; None if they can."""
     try:
         copies_compiler()
     except UnsupportedError as error:
@@ -34,27 +34,27 @@ def fault_of_job(job: GpuJob) -> str | None:
 
 
 def fault_of_sharing(job: GpuJob) -> str | None:
-    """Why copy engines move nothing at all, as that of a job; they take no code to move messages."""
+    """The reason that copy engines move nothing in this job, or None; messages need no compiled code."""
     first: dict[tuple[int, str], int] = {}
     for peer in job.peers:
         other = first.setdefault((peer.pid, peer.uuid), peer.rank)
         if other != peer.rank:
             return (
-                f"copy engines serve one rank per GPU of a process, and ranks {other} and {peer.rank} share the GPU "
+                f"copy engines serve one rank per GPU of a process, but ranks {other} and {peer.rank} share the GPU "
                 f"{peer.bus_id}"
             )
     return None
 
 
 def fault_of_program(program: Program) -> str | None:
-    """Why copy engines cannot run this program; a sentence without full stop. None: they can."""
+    """The reason that copy engines cannot run this program, as a sentence without full stop; None if they can."""
     if any(queue.home == queue.path[0] for queue in program.queues):
-        return "copy engines carry what is pushed or staged, and nothing that is pulled"
+        return "copy engines push or stage messages, but this program pulls some"
     return fault_of_loops(channel_loops(program, SLOTS))
 
 
 def fault_of_loops(loops: Sequence[ChannelLoop]) -> str | None:
-    """As :func:`fault_of_program`, for the loops that are run."""
+    """The same as :func:`fault_of_program`, for the program's loops."""
     senders: dict[int, _Node] = {}
     receivers: dict[int, _Node] = {}
     before: TopologicalSorter[_Node] = TopologicalSorter()
@@ -63,13 +63,13 @@ def fault_of_loops(loops: Sequence[ChannelLoop]) -> str | None:
             role, node = execution.role, (loop.rank, loop.channel, place)
             if len(role.receives) > MOST_OPERANDS:
                 return (
-                    f"rank {loop.rank} combines {len(role.receives)} messages at once, copy engines at most "
+                    f"rank {loop.rank} reduces {len(role.receives)} messages at once, but copy engines at most "
                     f"{MOST_OPERANDS}"
                 )
             for used, queues in ((senders, role.sends), (receivers, role.receives)):
                 for queue in queues:
                     if queue in used:
-                        return f"several roles at one end use queue {queue}, of which copy engines serve one"
+                        return f"several roles use one end of queue {queue}, but copy engines allow one role"
                     used[queue] = node
         _order_own_data(loop, before)
     for queue, sender in senders.items():
@@ -77,12 +77,12 @@ def fault_of_loops(loops: Sequence[ChannelLoop]) -> str | None:
     try:
         before.prepare()
     except CycleError:
-        return "its messages go in a circle, which copy engines cannot run"
+        return "its messages form a cycle, which copy engines cannot run"
     return None
 
 
 def _order_own_data(loop: ChannelLoop, before: TopologicalSorter[_Node]) -> None:
-    """In place, what is kept comes after all that read the own data; both in the order of time."""
+    """Add the order of in-place calls: results are kept after all reads of the own data, both in the order of time."""
     readers: dict[int, list[_Node]] = {}
     for place, execution in sorted(enumerate(loop.executions), key=lambda numbered: numbered[1].role.offset):
         role, node = execution.role, (loop.rank, loop.channel, place)

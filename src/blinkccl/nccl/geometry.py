@@ -1,7 +1,8 @@
 """The blocks of a communicator and the size of its messages, within two budgets per rank.
 
-*Blocks* must all be on the GPU at once, as they wait for other ranks: BLINK_MAX_BLOCKS, by default a quarter of the
-multiprocessors, at most 32, shared by the ranks of a GPU. *Staging memory*: BLINK_STAGING_BYTES, by default 256 MiB.
+- *Blocks* (BLINK_MAX_BLOCKS) must all be resident on the GPU, because they wait for other ranks. The default is a
+  quarter of the multiprocessors, at most 32, shared by the ranks of a GPU.
+- *Staging memory* (BLINK_STAGING_BYTES) has a default of 256 MiB.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from blinkccl.units import parse_bytes
 
 T = TypeVar("T", int, float)
 
-#: Of one part's message. Below the first there are rather fewer parts than smaller messages; the second is the least.
+#: Bytes of one part's message: fewer parts are preferred to messages below the first; the others are minimums.
 WORTH_SLOT_BYTES, LEAST_SLOT_BYTES, LEAST_LINE_BYTES = 32 << 10, 4096, 1024
-#: Memory for messages of fewer bytes is not dealt out to copy engines.
+#: Minimum message size of copy engines.
 LEAST_COPY_BYTES = 4096
-#: Of a GPU block. Any multiple of 32 up to 512 works; 16 warps keep enough stores under way.
+#: Threads of a GPU block. Any multiple of 32 up to 512 works; 16 warps keep enough stores in flight.
 THREADS = header("call.h").constants["kMostThreads"]
 STAGING_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a rank may take: blocks on its GPU, and bytes of its memory."""
+    """The resources of a rank: blocks on its GPU, and bytes of its memory."""
 
     blocks: int
     staging_bytes: int
@@ -53,7 +54,7 @@ def budget(job: GpuJob, environ: Mapping[str, str]) -> Budget:
 
 
 def number(environ: Mapping[str, str], name: str, default: T, most: T, read: Callable[[str], T]) -> T:
-    """The setting ``name``, which ``read`` understands."""
+    """The value of setting ``name``, parsed by ``read``; LaunchError unless it is above 0 and at most ``most``."""
     text = environ.get(name, "").strip()
     if not text:
         return default
@@ -67,11 +68,11 @@ def number(environ: Mapping[str, str], name: str, default: T, most: T, read: Cal
 
 
 def geometry(group: ProgramGroup, parts: int, limits: Budget, copies: bool = False) -> Geometry:
-    """Parts and sizes of messages such that no rank's segment is larger than the budget.
+    """Parts and sizes of messages for which no rank's segment exceeds the budget.
 
-    ``parts`` are the most that a program has; those that have fewer use the first ones of a connection. Where memory
-    lacks, those with most get fewer. Where copy engines run any of the programs, kernels get half of the memory, and
-    copies what is left.
+    ``parts`` is the maximum of all programs; programs with fewer use the first ones of a connection. If memory is
+    short, programs with the most parts get fewer. If copy engines run any of the programs, kernels get half of the
+    memory and copies the rest.
     """
     if not copies:
         return _for_kernels(group, parts, limits, limits.staging_bytes)
@@ -83,25 +84,25 @@ def geometry(group: ProgramGroup, parts: int, limits: Budget, copies: bool = Fal
     if each < LEAST_COPY_BYTES:
         least = taken + arriving * SLOTS * LEAST_COPY_BYTES
         raise UnsupportedError(
-            f"{arriving} connections into one rank need {least} bytes of staging memory at least where copy engines "
-            f"run something, more than the {limits.staging_bytes} of BLINK_STAGING_BYTES"
+            f"{arriving} connections into one rank need at least {least} bytes of staging memory with copy engines, "
+            f"more than the {limits.staging_bytes} of BLINK_STAGING_BYTES"
         )
     return replace(for_kernels, copy_slots=SLOTS, copy_slot_bytes=min(MOST_COPY_BYTES, each))
 
 
 def _arriving(group: ProgramGroup) -> int:
-    """The most connections that have their messages in one segment."""
+    """The maximum number of connections with messages in one segment."""
     return max(Counter(home for _, _, home in group.ways).values(), default=1)
 
 
 def _rings(group: ProgramGroup) -> int:
-    """The most rings of copy engines in one segment: what is staged lands in the receiver's, too."""
+    """The maximum number of copy engines' rings in one segment; staged messages also have one at the receiver."""
     segments = ({home, dst} for src, dst, home in group.ways if home != src)
     return max(Counter(segment for some in segments for segment in some).values(), default=1)
 
 
 def _most_ends(group: ProgramGroup) -> int:
-    """The most connections that have counters in one segment, two lines each."""
+    """The maximum number of connections with counters in one segment, two lines each."""
     return max(Counter(segment for way in group.ways for segment in set(way)).values(), default=1)
 
 
@@ -116,7 +117,7 @@ def _for_kernels(group: ProgramGroup, parts: int, limits: Budget, most_bytes: in
         if parts == 1:
             least = arriving * SLOTS * (LEAST_SLOT_BYTES + 2 * LEAST_LINE_BYTES) + ends * 2 * LINE_BYTES
             raise UnsupportedError(
-                f"{arriving} connections into one rank need {least} bytes of staging memory at least, more than the "
+                f"{arriving} connections into one rank need at least {least} bytes of staging memory, more than the "
                 f"{most_bytes} of BLINK_STAGING_BYTES"
                 + ("" if most_bytes == limits.staging_bytes else " that copy engines leave")
             )

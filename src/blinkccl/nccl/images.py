@@ -1,13 +1,13 @@
-"""From programs to code that a GPU loads: several files, compiled side by side, what reduces first.
+"""Compilation of programs to GPU code: several files in parallel, those that reduce first.
 
-A file is one kernel, with one wire, and runs all programs that reduce, or all that only move data: the call says which.
-A program is rows in it (``native/device/blink/rows.h``), so a compiler's time goes with the kernels, and what moves and
-combines data is compiled once per wire; where nothing is combined the text leaves out all arithmetic. docs/gpu.md has
-the times. What is not compiled when the time is up is left to NCCL; compiled code is kept
-(:mod:`blinkccl.codegen.build`), so the next job begins where this one ended.
+A file is one kernel with one wire protocol. It runs all programs that reduce, or all that only move data; the call
+selects the program. A program is rows in the file (``native/device/blink/rows.h``), so compile time depends on the
+number of kernels. The code that moves and reduces data is compiled once per wire, without arithmetic in files that do
+not reduce. docs/gpu.md has the times. NCCL runs programs that are not compiled before the timeout. Compiled code is
+cached (:mod:`blinkccl.codegen.build`), so the next job continues where this one ended.
 
-What copy engines run is compiled twice: for the GPU, whose image holds the reduce kernel and the protocol simple, which
-captured calls take; and for this host, whose object puts the schedule into streams.
+Programs of copy engines are compiled twice: for the GPU, whose image holds the reduce kernel and the protocol simple
+for captured calls, and for this host, whose object puts the schedule into streams.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from blinkccl.nccl.peer_info import GpuJob
 REDUCES, MOVES = "reduces", "moves"
 #: The architecture of an object for copy engines: ``bundle.h`` of libblink.so.
 HOST = "host"
-#: For a compilation when the time is up: it is not to succeed.
+#: Timeout of a compilation after the deadline, too short to succeed.
 _NOTHING_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """A program, the protocols of it that one file has, and its number among the programs of the file's kernel."""
+    """A program, its protocols in one file, and its number among the programs of the file's kernel."""
 
     candidate: CandidateProgram
     protocols: tuple[str, ...]
     number: int
 
     def entry(self, protocol: str) -> str:
-        """The symbol that runs it: of all programs' kernel, or the program's own for copy engines."""
+        """The symbol that runs the program: the kernel of all programs, or its own entry for copy engines."""
         return _entry(self.candidate, protocol)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageText:
-    """The generated code of one file. ``name`` is the file's, without what the compiler adds."""
+    """The generated code of one file; ``name`` is the file's without the compiler's suffix."""
 
     name: str
     parts: tuple[ImagePart, ...]
@@ -59,7 +59,7 @@ class ImageText:
 
     @property
     def copies(self) -> bool:
-        """Whether copy engines run any of it."""
+        """True if copy engines run any of its parts."""
         return any(COPIES in part.protocols for part in self.parts)
 
 
@@ -78,7 +78,7 @@ def kernel_of(candidate: CandidateProgram) -> Kernel:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -93,7 +93,7 @@ def texts(
     group: ProgramGroup,
     protocols: Callable[[CandidateProgram], Sequence[str]],
 ) -> tuple[ImageText, ...]:
-    """All files, the most wanted first: ``protocols`` gives those of a candidate that are ever launched."""
+    """All files, those that reduce first; ``protocols`` returns the protocols with which a candidate is launched."""
     files: dict[tuple[bool, tuple[str, ...]], list[CandidateProgram]] = {}
     for one in sorted(candidates, key=lambda one: SERVED.index(one.collective.name)):
         for some in _inseparable(protocols(one)):
@@ -110,7 +110,7 @@ def texts(
 
 
 def _inseparable(protocols: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """One by one, but simple with copies: a captured call goes from the one to the other of the same program."""
+    """The protocols one by one, but simple with copies, because captured calls switch between them in one program."""
     for protocol in protocols:
         if protocol == COPIES:
             yield (COPIES, "simple")
@@ -124,13 +124,13 @@ def _text(name: str, parts: tuple[ImagePart, ...], group: ProgramGroup) -> Image
         kernel_entry(parts[0].entry(protocol), WIRES[protocol], kernels) for protocol in protocols if protocol in WIRES
     ]
     if COPIES in protocols:
-        # The fold also where nothing is combined: libblink.so asks every image of copy engines for it.
+        # Every image of copy engines needs the reduce kernel, because libblink.so looks it up in each.
         entries += [*map(copy_entry, kernels), FOLD_ENTRY]
     return ImageText(name, parts, cuda_text(kernels, group, entries))
 
 
 def compiler_for(arch: str, driver_version: int) -> Compiler:
-    """The nvcc that BLINK_NVCC names, if it does, else what is found."""
+    """The nvcc of BLINK_NVCC if set, else the compiler that serves the architecture and driver."""
     if os.environ.get(NVCC):
         return nvcc(arch)
     return gpu_compiler(arch, (driver_version // 1000, driver_version % 1000 // 10))
@@ -139,9 +139,10 @@ def compiler_for(arch: str, driver_version: int) -> Compiler:
 def compile_all(
     written: Sequence[ImageText], job: GpuJob, within_s: float, tell: Callable[[str], None] = lambda text: None
 ) -> tuple[Image, ...]:
-    """Images of the texts for every architecture of the job, as many compilations at once as there are cores.
+    """Images of the texts for every architecture of the job, with one compilation per core at a time.
 
-    Texts that are not compiled within ``within_s`` seconds, for every architecture, are left out, and that is told.
+    Texts that are not compiled for every architecture within ``within_s`` seconds are left out, and ``tell`` gets the
+    reason. UnsupportedError if none is compiled.
     """
     ends = time.monotonic() + within_s
     compilers: dict[str, Compiler] = {
@@ -156,7 +157,7 @@ def compile_all(
         one, arch = item
         left_s = ends - time.monotonic()
         try:
-            # What is in the cache is had at any time.
+            # Cached code needs no time.
             built = build(one.text, compilers[arch], max(left_s, _NOTHING_S))
         except UnsupportedError as error:
             tell(f"{one.name} for {arch} is left to NCCL: {error}")
@@ -165,16 +166,16 @@ def compile_all(
 
     work = [(one, arch) for one in written for arch in architectures_of(one, job)]
     with ThreadPoolExecutor(max(1, min(len(work), cores()))) as pool:
-        made = [image for image in pool.map(one_image, work) if image is not None]
-    there = {(image.text.name, image.arch) for image in made}
+        images = [image for image in pool.map(one_image, work) if image is not None]
+    names = {(image.text.name, image.arch) for image in images}
     whole = tuple(
-        image for image in made if all((image.text.name, arch) in there for arch in architectures_of(image.text, job))
+        image for image in images if all((image.text.name, arch) in names for arch in architectures_of(image.text, job))
     )
     if not whole:
-        raise UnsupportedError(f"no file of it within {within_s:.0f} s; give more time with BLINK_PLAN_TIMEOUT")
+        raise UnsupportedError(f"no file was compiled within {within_s:.0f} s; raise BLINK_PLAN_TIMEOUT")
     return whole
 
 
 def architectures_of(text: ImageText, job: GpuJob) -> tuple[str, ...]:
-    """What ``text`` must be compiled for: all GPUs of the job and, for copy engines, this host."""
+    """The targets of ``text``: all GPU architectures of the job and, for copy engines, this host."""
     return (*job.architectures, HOST) if text.copies else job.architectures

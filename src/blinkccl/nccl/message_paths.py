@@ -1,14 +1,13 @@
-"""Which paths messages between two ranks take (ncclSend, ncclRecv): the rows of a path table, as libblink.so runs them.
+"""Paths of messages between two ranks (ncclSend, ncclRecv): the rows of a path table for libblink.so.
 
-The table is the one that ``BLINK_PATHS`` names, filled by ``blink sim sendrecv --algo multi_path -o``; one that is for
-another machine, damaged, or measured in a laboratory is ignored with a line. Copy engines carry a message in parts,
-each over a path of its own; the sender copies into slots, and the receiver from there to where it is wanted. They lie
-on the receiver's GPU where the path has no memory, or in the memory that it has: a processor's, or that of a GPU of the
-job, whose rank need not do anything. What crosses two memories, or that of a GPU outside the job, is refused, and with
-it the row.
+``BLINK_PATHS`` names the table, which ``blink sim sendrecv --algo multi_path -o`` fills. A table for another machine, a
+damaged one, or one measured in a laboratory is ignored with a warning. Copy engines move a message in parts, each over
+its own path. The sender copies into slots, and the receiver copies from the slots to the destination. The slots of a
+direct path are on the receiver's GPU. Other paths have slots in their memory: a processor's, or that of a GPU of the
+job, whose rank takes no part. A row with a path through two memories, or through a GPU outside the job, is refused.
 
-Only rows that are more than the direct path are ours, as NCCL sends over that one. Where copy engines are to run all
-(``BLINK_PROTOCOL=copies``) every pair has the direct path for sizes that no row serves.
+Blink runs only rows with more than the direct path, which NCCL uses itself. With ``BLINK_PROTOCOL=copies`` copy engines
+run everything, so every pair has the direct path for sizes without a row.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from blinkccl.trees.algorithms.path_table import PairSplits, PathTable, Split
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest, Path
 
-#: Ends of parts are multiples of 1/this: ``kWhole`` in ``bundle.h``.
+#: The denominator of the ends of parts: ``kWhole`` in ``bundle.h``.
 WHOLE = 1 << 20
 MOST_SIZE = 2**63 - 1
-#: What part of the staging memory is for messages where there are any.
+#: The part of the staging memory for messages, if a job has any.
 PORTION = Fraction(1, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class MessagePath:
-    """One stream of a path, from rank to rank; ``home`` has its slots: a rank, or a memory's vertex if ``on_host``."""
+    """One stream of a path from rank to rank; ``home`` has its slots, a rank or, if ``on_host``, a memory's vertex."""
 
     src: int
     dst: int
@@ -54,7 +53,7 @@ class MessagePath:
 
 @dataclass(frozen=True, slots=True)
 class MessageSplit:
-    """How messages of ``least`` to ``most`` bytes go: each part's path, and where it ends in :data:`WHOLE`-ths."""
+    """The split of messages of ``least`` to ``most`` bytes: each part's path, and its end in :data:`WHOLE`-ths."""
 
     src: int
     dst: int
@@ -67,7 +66,7 @@ class MessageSplit:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPath:
-    """A path's places, in bytes from the start of a segment: as those of copy engines in ``layout.Connection``."""
+    """A path with byte offsets in a segment, as for copy engines in ``layout.Connection``."""
 
     path: MessagePath
     segment: int
@@ -78,7 +77,7 @@ class PlacedPath:
 
 @dataclass(frozen=True)
 class MessagePlan:
-    """All splits, and where their paths' slots lie."""
+    """All splits, and the places of their paths' slots."""
 
     splits: tuple[MessageSplit, ...] = ()
     slot_bytes: int = 0
@@ -86,7 +85,7 @@ class MessagePlan:
 
     @property
     def paths(self) -> tuple[MessagePath, ...]:
-        """Each once; its place is its number."""
+        """Each path once; its index is its number."""
         return tuple(dict.fromkeys(path for split in self.splits for path, _ in split.parts))
 
     def connections(self) -> Iterator[dict[str, int]]:
@@ -111,22 +110,22 @@ def plan(
     bad: Mapping[tuple[int, int], str],
     tell: Callable[[str], None] = lambda text: None,
 ) -> MessagePlan:
-    """The splits of all pairs of ranks; ``every``: also those that are the direct path alone.
+    """The splits of all pairs of ranks; ``every`` includes splits with the direct path alone.
 
-    ``bad`` are ordered pairs of ranks that must not write to each other, and why; ``tell`` is told what is left out.
+    ``bad`` has ordered pairs of ranks that must not write to each other, with reasons; ``tell`` gets refused rows.
     """
     if table is None and not every:
         return MessagePlan()
-    found: list[MessageSplit] = []
+    splits: list[MessageSplit] = []
     for src, dst in permutations(range(len(where.ranks)), 2):
         row = None if table is None else table.pair(where.ranks[src], where.ranks[dst])
         if row is not None or every:
-            found += _Ends(where, src, dst, bad).splits(row, every, tell)
-    return MessagePlan(tuple(found))
+            splits += _Ends(where, src, dst, bad).splits(row, every, tell)
+    return MessagePlan(tuple(splits))
 
 
 def limits_beside(messages: MessagePlan, limits: Budget) -> Budget:
-    """What is left of a rank's memory for collectives."""
+    """The budget that messages leave for collectives."""
     taken = int(limits.staging_bytes * PORTION) if messages.splits else 0
     return replaced(limits, staging_bytes=limits.staging_bytes - taken)
 
@@ -134,9 +133,9 @@ def limits_beside(messages: MessagePlan, limits: Budget) -> Budget:
 def place(
     messages: MessagePlan, layout: SegmentLayout, memories: Sequence[int], limits: Budget
 ) -> tuple[MessagePlan, SegmentLayout]:
-    """The plan with its slots behind all else in the segments; ``memories`` are the vertices of those of ``layout``.
+    """The plan with its slots after the rest of the segments; ``memories`` are the vertices of the layout's memories.
 
-    UnsupportedError where :data:`PORTION` of the memory has no room for them.
+    UnsupportedError if the slots do not fit into :data:`PORTION` of the memory.
     """
     if not messages.splits:
         return messages, layout
@@ -151,8 +150,8 @@ def place(
     slot_bytes = min(MOST_COPY_BYTES, least // (rings * SLOTS) // LEAST_COPY_BYTES * LEAST_COPY_BYTES)
     if slot_bytes < LEAST_COPY_BYTES:
         raise UnsupportedError(
-            f"{rings} paths of messages have slots in one memory and need {rings * SLOTS * LEAST_COPY_BYTES} bytes at "
-            f"least; a quarter of BLINK_STAGING_BYTES is {least}"
+            f"{rings} paths of messages need at least {rings * SLOTS * LEAST_COPY_BYTES} bytes of slots in one memory, "
+            f"more than the {least} of a quarter of BLINK_STAGING_BYTES"
         )
     ends = [*layout.segment_bytes, *[0] * (len(homes) - len(layout.segment_bytes))]
 
@@ -180,7 +179,7 @@ class _Ends:
     bad: Mapping[tuple[int, int], str]
 
     def splits(self, row: PairSplits | None, every: bool, tell: Callable[[str], None]) -> Iterator[MessageSplit]:
-        """By size; what a row says that cannot be done goes directly."""
+        """The splits by size; a split that cannot run is replaced by the direct path."""
         name = f"from rank {self.src} to rank {self.dst}"
         try:
             flow = self._flow("all")
@@ -195,7 +194,9 @@ class _Ends:
             try:
                 parts = self._parts(flow, direct if alone else split) if every or not alone else ()
             except UnsupportedError as error:
-                tell(f"messages {name} of {least} bytes and more do not go {split.text()}: {error}")
+                tell(
+                    f"messages {name} of {least} bytes and more use the direct path instead of {split.text()}: {error}"
+                )
                 split, parts = direct, self._direct(flow, direct, every, tell)
             if parts:
                 why = f"{name} {split.text()}{_rates(split)}"
@@ -205,7 +206,7 @@ class _Ends:
     def _direct(
         self, flow: Forest, direct: Split, every: bool, tell: Callable[[str], None]
     ) -> tuple[tuple[MessagePath, int], ...]:
-        """The direct path where it is ours, or by way of the host where that pair must not write to each other."""
+        """The direct path if Blink runs it, or a path through the host if the pair must not write to each other."""
         if not every:
             return ()
         try:
@@ -225,7 +226,7 @@ class _Ends:
         return multi_path.plan(Request(self.where.topology, ends, ranks, links))
 
     def _parts(self, flow: Forest, split: Split) -> tuple[tuple[MessagePath, int], ...]:
-        """Each stream of each path, and where it ends."""
+        """Each stream of each path, with its end."""
         parts: dict[MessagePath, int] = {}
         reached, streams = Fraction(0), Counter[tuple[int, bool]]()
         for part in split.parts:
@@ -236,17 +237,16 @@ class _Ends:
                 streams[home, on_host] += 1
                 parts[path] = round(reached * WHOLE)
         stops = [0, *parts.values()]
-        kept = [one for one, before in zip(parts.items(), stops, strict=False) if one[1] > before]
-        return tuple(kept)
+        return tuple(one for one, before in zip(parts.items(), stops, strict=False) if one[1] > before)
 
     def _home(self, topology: Topology, path: Path) -> tuple[int, bool]:
-        """Where the slots of a path are: a rank, or the vertex of a processor's memory."""
+        """The place of a path's slots: a rank, or the vertex of a processor's memory."""
         for pair in pairwise(path):
             if pair not in topology.link:
-                raise UnsupportedError(f"its path {list(path)} takes a link {pair[0]} → {pair[1]}, which is not there")
+                raise UnsupportedError(f"path {list(path)} needs a link {pair[0]} → {pair[1]}, which does not exist")
         stored = memories_on(topology, path)
         if len(stored) > 1:
-            raise UnsupportedError(f"path {list(path)} crosses {len(stored)} memories; copy engines take one")
+            raise UnsupportedError(f"path {list(path)} crosses {len(stored)} memories, but copy engines allow one")
         if stored and stored[0] not in self.where.ranks:
             if topology.vertex[stored[0]].kind == "gpu":
                 raise UnsupportedError(f"path {list(path)} has its slots on GPU {stored[0]}, which is not in the job")
@@ -262,7 +262,7 @@ class _Ends:
 
 
 def _rates(split: Split) -> str:
-    """ ", 141 GB/s, 71.8 directly", where the table knows."""
+    """Rates like ": 141 GB/s, 71.8 directly"; "" if the table has none."""
     if not split.gb_per_s or not split.direct_gb_per_s:
         return ""
     return f": {split.gb_per_s:.4g} GB/s, {split.direct_gb_per_s:.4g} directly"

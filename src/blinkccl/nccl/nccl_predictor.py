@@ -1,12 +1,10 @@
-"""What NCCL would take for the same call: the time that a plan must beat.
+"""NCCL's time for the same call, which a plan must beat.
 
-- *Rings, trees and NVLS*: :mod:`blinkccl.cost.baselines.nccl_server`, for the five collectives that it has algorithms
-for.
-- *Sends and receives*: AllToAll, Gather and Scatter. All messages go at once on NCCL's paths, and the busiest link
-  says how long that takes: less than it would be, as NCCL's channels per peer are not counted.
-- *A ring of ours*, at the costs that our plans are given but for the prologue of our kernels, where NCCL's model has no
-  answer (several ranks on a GPU, links that it does not know). That knows neither NCCL's channels nor its tuning, and
-  the reason is told.
+- *Rings, trees and NVLS*: :mod:`blinkccl.cost.baselines.nccl_server`, for the five collectives with algorithms in NCCL.
+- *Sends and receives*: AllToAll, Gather and Scatter. All messages run at once on NCCL's paths, and the busiest link
+  gives the time. It is a lower bound, because NCCL's channels per peer are not counted.
+- *A ring of Blink*, at the costs of Blink's plans without the prologue of its kernels, if NCCL's model has no answer
+  (several ranks on a GPU, unknown links). It covers neither NCCL's channels nor its tuning, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ from blinkccl.topology.select import joining_links
 from blinkccl.trees.algorithms.registry import algorithm
 from blinkccl.trees.algorithms.request import Request
 
-#: NCCL sends messages of up to so many bytes by LL (its parameter P2P_LL_THRESHOLD).
+#: Maximum message that NCCL sends with LL (its parameter P2P_LL_THRESHOLD).
 P2P_LL_BYTES = 16384
-#: A stand-in for what nobody can model: the first that serves a collective.
+#: Stand-ins for NCCL without a model: the first that serves a collective.
 _STAND_INS = ("ring", "one_hop")
-#: Of a stand-in's messages.
+#: Parts and bytes of a stand-in's messages.
 _PARTS, _CAPACITY = 4, {"ll": 16 << 10, "ll128": 30 << 10, "simple": 1 << 20}
 
 
 class NcclPredictor:
-    """NCCL on a job whose oldest GPU has this compute capability (90 for 9.0)."""
+    """NCCL on a job; ``capability`` is the oldest GPU's (90 for 9.0)."""
 
     def __init__(self, place: JobPlacement, capability: int) -> None:
         self._place, self._capability = place, capability
@@ -45,23 +43,23 @@ class NcclPredictor:
 
     @cached_property
     def _nccl(self) -> NcclServer | str:
-        """NCCL on the job, or why it finds no channels there."""
+        """NCCL on the job, or the reason that it has no channels."""
         if not self._place.real:
             return "several ranks share a GPU"
-        found = NcclServer(self._place.topology, tuple(self._place.ranks), self._arch, self._place.nccl)
+        server = NcclServer(self._place.topology, tuple(self._place.ranks), self._arch, self._place.nccl)
         try:
-            _ = found.channels
+            _ = server.channels
         except BlinkError as error:
             return " ".join(str(error).split())
-        return found
+        return server
 
     @property
     def caveat(self) -> str:
-        """Why NCCL's own model is not used; "" where it is."""
+        """The reason that NCCL's own model is not used; "" if it is used."""
         return self._nccl if isinstance(self._nccl, str) else ""
 
     def at(self, collective: Collective, size_bytes: int) -> NcclPrediction:
-        """What NCCL would take for S bytes; UnsupportedError where nothing can be said."""
+        """NCCL's time for S bytes; UnsupportedError if no model applies."""
         nccl = self._nccl
         if isinstance(nccl, str):
             return self._stand_in(collective, size_bytes)
@@ -70,7 +68,7 @@ class NcclPredictor:
         return nccl.predicted(collective.name, size_bytes)
 
     def _sends(self, server: NcclMachine, collective: Collective, size_bytes: int) -> NcclPrediction:
-        """One message per pair, all at once."""
+        """The time of one message per pair, all at once."""
         ranks = self._place.ranks
         message = size_bytes / collective.world_size
         load: dict[tuple[int, int], float] = {}

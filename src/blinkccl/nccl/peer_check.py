@@ -1,12 +1,12 @@
-"""Whether the GPUs of a job may write into each other's memory: bytes are moved and compared before P2P is trusted.
+"""The peer check: bytes are copied and compared between all GPUs of a job before P2P is trusted.
 
-Drivers, hypervisors and IOMMUs have been seen to grant peer access and then to lose bytes, to hang or to crash. So each
-ordered pair is tried once, in a child process with a deadline. A pair that fails is a missing link, provenance
-``measured``. What was found holds until the host boots again, and is kept in the cache for so long.
+Some drivers, hypervisors and IOMMUs grant peer access and then lose bytes, hang or crash. Each ordered pair is
+therefore tried once, in a child process with a timeout. A pair that fails is a missing link with provenance
+``measured``. Results hold until the next boot of the host and stay in the cache until then.
 
-Where ranks have their GPUs to themselves (compute mode EXCLUSIVE_PROCESS), or have filled their memory, the child gets
-neither context nor memory. Such pairs are good if CUDA grants them access, and nothing is kept: the ranks look for
-themselves whether what they write arrives (``native/shim/peer_write_probe.h``).
+The child gets neither context nor memory if ranks use their GPUs exclusively (compute mode EXCLUSIVE_PROCESS) or have
+filled their memory. Such pairs pass if CUDA grants them access, and their result is not cached. The ranks then check
+their writes themselves (``native/shim/peer_write_probe.h``).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from blinkccl.private_files import private_directory, write_at_once
 from blinkccl.runtime.peer_info import package_version
 
 Pair = tuple[int, int]
-#: Contexts on eight GPUs of an idle machine take some seconds; one copy takes milliseconds.
+#: Timeouts of all pairs and of one pair. Contexts on eight idle GPUs take some seconds, a copy takes milliseconds.
 DEADLINE_S, PAIR_DEADLINE_S = 30.0, 5.0
-#: A driver that has failed so often is not asked again.
+#: Maximum number of children, after which a failing driver is not tried again.
 MOST_CHILDREN = 4
 _MOST_LINE = 4096
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """The file of one boot and driver: [UUID, UUID, what is wrong or ""] for each ordered pair that was tried."""
+    """The file of one boot and driver: [UUID, UUID, fault or ""] for each ordered pair that was tried."""
 
     pairs: list[tuple[str, str, str]]
 
@@ -53,30 +53,31 @@ def bad_pairs(
     deadline_s: float = DEADLINE_S,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[Pair, str]:
-    """The ordered pairs of *ranks* that cannot write to each other, with what was seen.
+    """The ordered pairs of *ranks* that cannot write to each other, with their faults.
 
-    Results are kept in ``directory``; the deadline is for all pairs together; ``note`` is told of those that could not
-    be tried. UnsupportedError: nothing can be said, as there is no driver, or rank 0 does not see the GPUs. Ranks that
-    share a GPU reach each other always. Cost where nothing is kept: a process and a context per GPU, 10 ms per pair.
+    Results are cached in ``directory``. ``deadline_s`` is the timeout of all pairs together. ``note`` gets the pairs
+    that cannot be tried. UnsupportedError if the check is impossible: no driver, or GPUs that rank 0 does not see.
+    Ranks that share a GPU always reach each other. Cost without cached results: a process and a context per GPU, 10 ms
+    per pair.
     """
     gpus, uuids = job.gpus, [peer.uuid for peer in job.peers]
     pairs = [(a, b) for a in gpus for b in gpus if a != b]
     path = None if directory is None else directory / f"{_digest(job)}.json"
-    found = _kept(path) if pairs else {}
-    missing = [(gpus.index(a), gpus.index(b)) for a, b in pairs if (a, b) not in found]
+    faults = _kept(path) if pairs else {}
+    missing = [(gpus.index(a), gpus.index(b)) for a, b in pairs if (a, b) not in faults]
     if missing:
         check = _Check(gpus, deadline_s)
-        found |= {(gpus[a], gpus[b]): why for (a, b), why in check.run(missing).items()}
+        faults |= {(gpus[a], gpus[b]): why for (a, b), why in check.run(missing).items()}
         if path is not None and not check.broke_down:
-            _keep(path, found)
+            _keep(path, faults)
         for (a, b), why in list(check.untried.items())[:1]:
             note(
-                f"{len(check.untried)} of {len(missing)} ordered pairs of GPUs are taken on CUDA's word, as the peer "
-                f"check gets no context or memory there (rank {uuids.index(gpus[a])} to rank "
+                f"{len(check.untried)} of {len(missing)} ordered pairs of GPUs are trusted without a check, because "
+                f"the check gets no context or memory on them (rank {uuids.index(gpus[a])} to rank "
                 f"{uuids.index(gpus[b])}: {why})"
             )
     ranks = [(a, b) for a in range(job.size) for b in range(job.size)]
-    return {(a, b): found[uuids[a], uuids[b]] for a, b in ranks if found.get((uuids[a], uuids[b]))}
+    return {(a, b): faults[uuids[a], uuids[b]] for a, b in ranks if faults.get((uuids[a], uuids[b]))}
 
 
 def _digest(job: GpuJob) -> str:
@@ -86,7 +87,7 @@ def _digest(job: GpuJob) -> str:
 
 
 def _kept(path: Path | None) -> dict[tuple[str, str], str]:
-    """What was found before, by the GPUs' UUIDs; nothing where that cannot be read."""
+    """Cached results by the GPUs' UUIDs; empty if the file cannot be read."""
     if path is None:
         return {}
     try:
@@ -96,25 +97,25 @@ def _kept(path: Path | None) -> dict[tuple[str, str], str]:
     return {(a, b): why for a, b, why in rows}
 
 
-def _keep(path: Path, found: Mapping[tuple[str, str], str]) -> None:
-    rows = [[a, b, why] for (a, b), why in sorted(found.items())]
-    with suppress(OSError, LaunchError):  # a cache is a help and no duty
+def _keep(path: Path, faults: Mapping[tuple[str, str], str]) -> None:
+    rows = [[a, b, why] for (a, b), why in sorted(faults.items())]
+    with suppress(OSError, LaunchError):  # the cache is optional
         private_directory(path.parent)
         write_at_once(path, json.dumps({"pairs": rows}).encode())
 
 
 @dataclass
 class _Check:
-    """Children that try pairs until all are tried, or the driver has failed too often."""
+    """Child processes that try pairs until all are tried or the driver has failed too often."""
 
     gpus: tuple[str, ...]
     deadline_s: float
-    found: dict[Pair, str] = field(default_factory=dict)
+    faults: dict[Pair, str] = field(default_factory=dict)
     untried: dict[Pair, str] = field(default_factory=dict)
     broke_down: bool = False
 
     def run(self, pairs: Sequence[Pair]) -> dict[Pair, str]:
-        """Every pair with what is wrong with it, or ""; without those in ``untried``, of which nothing is known."""
+        """Every tried pair with its fault, or "" if it passed; pairs in ``untried`` are left out."""
         ends = time.monotonic() + self.deadline_s
         for _ in range(MOST_CHILDREN):
             left = self._open(pairs)
@@ -123,15 +124,15 @@ class _Check:
             self._child(left, ends)
         for pair in self._open(pairs):
             self.broke_down = True
-            self.found[pair] = "not tried, as the driver hung or crashed on other pairs"
-        return self.found
+            self.faults[pair] = "not tried, because the driver hung or crashed on other pairs"
+        return self.faults
 
     def _open(self, pairs: Sequence[Pair]) -> list[Pair]:
-        return [pair for pair in pairs if pair not in self.found and pair not in self.untried]
+        return [pair for pair in pairs if pair not in self.faults and pair not in self.untried]
 
     def _child(self, pairs: Sequence[Pair], ends: float) -> None:
-        """One child's answers; the pair that it hangs or crashes on is bad."""
-        # Launchers show each rank its own GPU alone; the child needs all in sight.
+        """Run one child and store its answers; a pair on which it hangs or crashes fails."""
+        # Launchers restrict each rank to its own GPU, but the child needs all GPUs.
         hidden = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
         process = subprocess.Popen(
             [sys.executable, "-m", "blinkccl.nccl.peer_copies"],
@@ -155,7 +156,7 @@ class _Check:
                     a, b, *why = rest.split(" ", 2)
                     trying = (int(a), int(b)) if word == "begin" else None
                     if word != "begin":
-                        answers = self.untried if word == "untried" else self.found
+                        answers = self.untried if word == "untried" else self.faults
                         answers[int(a), int(b)] = "" if word == "good" else " ".join(why)
         except TimeoutError:
             verdict = "the driver did not answer in time"
@@ -167,11 +168,11 @@ class _Check:
         if trying is None:
             raise UnsupportedError(f"P2P could not be checked: {verdict} before the first copy (exit code {code})")
         _log.warning("the peer check of GPUs %d and %d: %s (exit code %s)", *trying, verdict, code)
-        self.found[trying] = verdict
+        self.faults[trying] = verdict
 
 
 def _lines(process: subprocess.Popen[bytes], ends: float) -> Iterator[str]:
-    """What the child says, as it says it; TimeoutError if it is silent for too long."""
+    """The child's lines as they arrive; TimeoutError if the next one takes too long."""
     assert process.stdout is not None
     pipe, buffer, begun = process.stdout.fileno(), b"", False
     with selectors.DefaultSelector() as selector:
@@ -190,7 +191,7 @@ def _lines(process: subprocess.Popen[bytes], ends: float) -> Iterator[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """Ends the child and tells its exit code; None where it is stuck in the kernel, which nobody can help."""
+    """End the child and return its exit code; None if it is stuck in the kernel and cannot be killed."""
     if process.stdout is not None:
         process.stdout.close()
     with suppress(subprocess.TimeoutExpired):

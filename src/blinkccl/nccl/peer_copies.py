@@ -1,17 +1,15 @@
-"""Whether what a GPU writes into another's memory arrives: the child process of :mod:`~blinkccl.nccl.peer_check`.
+"""The child process of :mod:`~blinkccl.nccl.peer_check`, which copies bytes between GPUs and compares them.
 
-It talks to CUDA's driver, which may hang or crash it, and to its parent in lines, each of them flushed::
+It calls CUDA's driver, which may hang or crash it. It exchanges flushed lines with its parent::
 
-    stdin   {"uuids": ["6f…", …], "pairs": [[0, 1], …]}      pairs of indexes into uuids, in the order to try
-    stdout  ready                                            all GPUs are found and have contexts, where they can
-            begin 0 1                                        about to copy
-            good 0 1  |  bad 0 1 WHY
-            untried 0 1 WHY                                  CUDA has neither context nor memory for us there; it
-                                                             says that the two reach each other
-            failed WHY                                       nothing can be said of any pair
+    stdin   {"uuids": ["6f…", …], "pairs": [[0, 1], …]}      pairs of indexes into uuids, in the order to try stdout
+    ready                                            all GPUs exist and have contexts, where possible begin 0 1
+    about to copy good 0 1  |  bad 0 1 WHY untried 0 1 WHY                                  CUDA gives no context or
+    memory there; it grants the two access to each other failed WHY                                       no pair can be
+    checked
 
-The copies are those of the driver, from a context that has peer access: the same way that kernels' stores take. It uses
-only functions that libblink.so needs as well.
+The driver copies from a context with peer access, on the same path as kernels' stores. The process uses only functions
+that libblink.so needs as well.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import shake_128
 from typing import Any
 
-#: More than a page, and no power of two.
+#: More than a page, and not a power of two.
 PATTERN_BYTES = (1 << 20) + 272
 _ALREADY_ENABLED = 704
-#: CUDA_ERROR_OUT_OF_MEMORY; CUDA_ERROR_DEVICE_UNAVAILABLE, where another process has a GPU for itself.
+#: CUDA_ERROR_OUT_OF_MEMORY; CUDA_ERROR_DEVICE_UNAVAILABLE for a GPU that another process uses exclusively.
 _TAKEN = (2, 46)
-#: What older drivers say then, CUDA_ERROR_INVALID_DEVICE, and how one knows: CU_COMPUTEMODE_EXCLUSIVE_PROCESS.
+#: Older drivers give CUDA_ERROR_INVALID_DEVICE instead, with the compute mode CU_COMPUTEMODE_EXCLUSIVE_PROCESS.
 _INVALID_DEVICE, _COMPUTE_MODE, _EXCLUSIVE_PROCESS = 101, 20, 3
 _MOST_DEVICES = 256
 
-#: What lies in the target before: no byte is right by chance.
+#: Translation of the pattern to the target's first content, so that no byte is right by chance.
 _COMPLEMENT = bytes(range(255, -1, -1))
 
 _POINTER = c.c_uint64
-#: Function of the driver → its arguments.
+#: Argument types by function of the driver.
 _FUNCTIONS: dict[str, list[Any]] = {
     "cuInit": [c.c_uint],
     "cuGetErrorName": [c.c_int, c.POINTER(c.c_char_p)],
@@ -59,7 +57,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
 
 
 class DriverError(Exception):
-    """The driver refused; the message says what, by the driver's own name for it. ``code``: its answer, or 0."""
+    """An error of the driver, with the driver's own name for it; ``code`` is its result, or 0."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
@@ -67,7 +65,7 @@ class DriverError(Exception):
 
 
 class Driver:
-    """CUDA's driver, every call checked; ``more``: functions beside those that all need, with their arguments."""
+    """CUDA's driver with checked calls; ``more`` adds functions with their argument types."""
 
     def __init__(self, path: str, more: Mapping[str, list[Any]] | None = None) -> None:
         try:
@@ -79,12 +77,12 @@ class Driver:
             raise DriverError(f"{path} cannot be used: {error}") from None
 
     def try_call(self, name: str, *arguments: Any) -> int:
-        """The driver's answer; 0 is success."""
+        """The driver's result; 0 is success."""
         code: int = getattr(self._library, name)(*arguments)
         return code
 
     def call(self, name: str, *arguments: Any) -> None:
-        """As :meth:`try_call`; anything but success is an error."""
+        """Call the driver; DriverError for any result but success."""
         code = self.try_call(name, *arguments)
         if code:
             raise DriverError(f"{name}: {self.name_of(code)}", code)
@@ -128,12 +126,12 @@ class CopyGpu:
 
 
 def pattern(src: int, dst: int) -> bytes:
-    """Bytes of one ordered pair: as good as random, so that no other pair's and no other page's pass for them."""
+    """Pseudo-random bytes of one ordered pair, which differ from those of other pairs and other pages."""
     return shake_128(f"{src} {dst}".encode()).digest(PATTERN_BYTES)
 
 
 def open_gpu(driver: Driver, device: int) -> CopyGpu | str:
-    """The GPU, or the reason where others have it, or its memory, to themselves."""
+    """The GPU, or the reason if another process uses it or its memory exclusively."""
     try:
         return CopyGpu(driver, device)
     except DriverError as error:
@@ -146,7 +144,7 @@ def open_gpu(driver: Driver, device: int) -> CopyGpu | str:
 
 
 def fault_of_copy(driver: Driver, source: CopyGpu, target: CopyGpu, data: bytes) -> str | None:
-    """What is wrong with copies from one GPU to the other; None where all bytes arrive."""
+    """The fault of copies from one GPU to another; None if all bytes arrive."""
     with source:
         enabled = driver.try_call("cuCtxEnablePeerAccess", target.context, 0)
     if enabled not in (0, _ALREADY_ENABLED):
@@ -164,7 +162,7 @@ def fault_of_copy(driver: Driver, source: CopyGpu, target: CopyGpu, data: bytes)
 
 
 def run(driver: Driver, uuids: Sequence[str], pairs: Sequence[tuple[int, int]], say: Callable[[str], None]) -> None:
-    """Tries all pairs and says of each how it went."""
+    """Try all pairs and report each result by ``say``."""
     driver.call("cuInit", 0)
     device_of = _devices(driver)
     missing = [uuid for uuid in uuids if uuid not in device_of]
@@ -185,7 +183,7 @@ def run(driver: Driver, uuids: Sequence[str], pairs: Sequence[tuple[int, int]], 
 
 
 def _verdict(driver: Driver, gpus: Mapping[int, CopyGpu | str], src: int, dst: int) -> str:
-    """The line for a pair that CUDA grants access."""
+    """The line of a pair to which CUDA grants access."""
     source, target = gpus[src], gpus[dst]
     for gpu in (source, target):
         if isinstance(gpu, str):
@@ -197,19 +195,19 @@ def _verdict(driver: Driver, gpus: Mapping[int, CopyGpu | str], src: int, dst: i
 
 
 def _devices(driver: Driver) -> dict[str, int]:
-    """CUDA's device by UUID."""
-    found: dict[str, int] = {}
+    """CUDA's devices by UUID."""
+    devices: dict[str, int] = {}
     for ordinal in range(_MOST_DEVICES):
         device, uuid = c.c_int(), (c.c_char * 16)()
         if driver.try_call("cuDeviceGet", c.byref(device), ordinal):
             break
         driver.call("cuDeviceGetUuid_v2", uuid, device)
-        found[uuid.raw.hex()] = device.value
-    return found
+        devices[uuid.raw.hex()] = device.value
+    return devices
 
 
 def main() -> None:
-    """Reads the question from stdin and answers on stdout."""
+    """Read the question from stdin and answer on stdout."""
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -221,7 +219,7 @@ def main() -> None:
     except DriverError as error:
         say(f"failed {error}")
     sys.stdout.flush()
-    os._exit(0)  # drivers have been seen to hang in their own clean-up
+    os._exit(0)  # some drivers hang in their own clean-up
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The ranks of a communicator: what libblink.so says of each of them, as one job.
+"""The ranks of a communicator as one job, from the data that libblink.so sends for each rank.
 
 One JSON object per rank, in an array::
 
@@ -8,9 +8,9 @@ One JSON object per rank, in an array::
      "settings": {"algo": "", "protocol": "", "deterministic": "", "topo": "", "nccl_topo_file": "", "only_nccl": "",
                   "most_blocks": ""}}
 
-``device`` is the GPU's number in its process, which says nothing about other processes; ``uuid`` and ``bus_id`` name
-the GPU itself. ``only_nccl`` names what the program asks that only NCCL can do, ``most_blocks`` is how many blocks it
-allows. ``nccl_version`` 0: there is no NCCL, so there is nobody to leave a call to. Nothing in it is trusted.
+``device`` is the GPU's number in its process and may differ in other processes; ``uuid`` and ``bus_id`` identify the
+GPU itself. ``only_nccl`` names a request of the program that only NCCL supports, ``most_blocks`` is the program's limit
+on blocks. With ``nccl_version`` 0 no NCCL exists, so Blink must run all calls. All fields are checked.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from blinkccl.runtime.peer_info import package_version
 from blinkccl.topology.limits import label_fault
 from blinkccl.topology.select import ids_text
 
-#: More ranks than any host has GPUs, several on each included.
+#: Maximum ranks of a host, more than its GPUs even with several ranks on each.
 MAX_RANKS = 64
-#: The array of so many ranks has some 100 KB.
+#: Maximum bytes of the array, which has some 100 KB for the maximum ranks.
 MAX_PEER_INFO_BYTES = 1 << 20
-#: The settings that plans depend on; a path may be long.
+#: Settings on which plans depend; a path may be long.
 SETTINGS = ("algo", "protocol", "deterministic", "topo", "nccl_topo_file", "only_nccl", "most_blocks")
 _MOST_SETTING = 4096
 
 
 class GpuPeerInfo(msgspec.Struct, frozen=True):
-    """One rank; the module's text says what is what. ``settings`` holds environment variables, "" where not set."""
+    """One rank, with the fields of the module's text; ``settings`` holds environment variables, "" if not set."""
 
     rank: int
     boot_id: str
@@ -58,7 +58,7 @@ class GpuPeerInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class GpuJob:
-    """The ranks of a communicator, all of this host: ``peers[i]`` is rank i's."""
+    """The ranks of a communicator, all on this host: ``peers[i]`` is rank i."""
 
     peers: tuple[GpuPeerInfo, ...]
 
@@ -73,13 +73,13 @@ class GpuJob:
 
     @property
     def shared(self) -> int:
-        """The most ranks that one GPU has."""
+        """The maximum number of ranks on one GPU."""
         uuids = [peer.uuid for peer in self.peers]
         return max(map(uuids.count, self.gpus))
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """What code must be compiled for, each once, in order."""
+        """The architectures of the GPUs, each once, in order."""
         return tuple(sorted({peer.arch for peer in self.peers}))
 
     @property
@@ -89,22 +89,22 @@ class GpuJob:
 
     @property
     def has_nccl(self) -> bool:
-        """Whether calls can be left to NCCL."""
+        """True if NCCL exists and can run calls."""
         return self.peers[0].nccl_version > 0
 
     @property
     def nccl_version(self) -> tuple[int, int]:
-        """Such as (2, 30); (0, 0) where there is no NCCL."""
+        """NCCL's version, such as (2, 30); (0, 0) without NCCL."""
         number = self.peers[0].nccl_version
         return number // 10000, number // 100 % 100
 
     def setting(self, name: str) -> str:
-        """One of :data:`SETTINGS`, which all ranks agree on."""
+        """The value of one of :data:`SETTINGS`, on which all ranks agree."""
         return self.peers[0].settings.get(name, "")
 
 
 def read_peer_info(data: bytes) -> GpuJob:
-    """The job in ``data``. LaunchError: no JSON array of ranks 0 … n−1; UnsupportedError: they do not fit together."""
+    """The job in ``data``; LaunchError for invalid JSON or ranks, UnsupportedError for ranks that do not match."""
     if len(data) > MAX_PEER_INFO_BYTES:
         raise LaunchError(f"the ranks' peer info has {len(data)} bytes, expected at most {MAX_PEER_INFO_BYTES}")
     try:
@@ -120,7 +120,7 @@ def read_peer_info(data: bytes) -> GpuJob:
         got = ids_text(peer.rank for peer in ordered)
         raise LaunchError(f"peer info of ranks {got}: expected each of 0 … {len(ordered) - 1} once")
     if not 2 <= len(ordered) <= MAX_RANKS:
-        raise UnsupportedError(f"{len(ordered)} rank(s): trees are for 2 to {MAX_RANKS} ranks of a host")
+        raise UnsupportedError(f"{len(ordered)} rank(s): expected 2 to {MAX_RANKS} ranks of one host")
     _agree(ordered)
     return GpuJob(ordered)
 
@@ -145,7 +145,7 @@ _TEXTS = {
 
 
 def _fault(peer: GpuPeerInfo) -> str | None:
-    """What is wrong with one peer; texts that a terminal would obey are not repeated."""
+    """The fault of one peer, or None; the message repeats no control characters."""
     for name, (least, most) in _NUMBERS.items():
         value = getattr(peer, name)
         if not least <= value <= most:
@@ -160,7 +160,7 @@ def _fault(peer: GpuPeerInfo) -> str | None:
     return None
 
 
-#: What must be the same: what it is called, what it is of a peer, how it is shown, and what to do.
+#: Properties that all ranks must share: name, key of a peer, text of a peer, and advice.
 _AGREED: tuple[tuple[str, Callable[[GpuPeerInfo], Hashable], Callable[[GpuPeerInfo], str], str], ...] = (
     ("hosts", lambda c: c.boot_id, lambda c: c.boot_id, "trees serve the ranks of one host"),
     ("Blink versions", lambda c: c.blink_version, lambda c: c.blink_version, "install one version everywhere"),
@@ -175,23 +175,23 @@ _AGREED: tuple[tuple[str, Callable[[GpuPeerInfo], Hashable], Callable[[GpuPeerIn
         "settings",
         lambda c: tuple(sorted((key, value) for key, value in c.settings.items() if value)),
         lambda c: ", ".join(f"{key}={value}" for key, value in sorted(c.settings.items()) if value) or "nothing",
-        "set BLINK_ALGO, BLINK_PROTOCOL, BLINK_DETERMINISTIC, BLINK_TOPO, NCCL's variables and its configuration alike "
-        "on all ranks",
+        "set BLINK_ALGO, BLINK_PROTOCOL, BLINK_DETERMINISTIC, BLINK_TOPO, NCCL's variables and its configuration "
+        "equally on all ranks",
     ),
 )
 
 
 def _agree(peers: Sequence[GpuPeerInfo]) -> None:
-    for what, key, show, advice in _AGREED:
+    for name, key, show, advice in _AGREED:
         groups: dict[Hashable, list[GpuPeerInfo]] = {}
         for peer in peers:
             groups.setdefault(key(peer), []).append(peer)
         if len(groups) > 1:
             named = (f"rank {ids_text(c.rank for c in group)}: {show(group[0])}" for group in groups.values())
-            raise UnsupportedError(f"the ranks have different {what} ({'; '.join(named)}); {advice}")
-    ours, theirs = package_version(), peers[0].blink_version
-    if "unknown" not in (ours, theirs) and ours != theirs:
+            raise UnsupportedError(f"the ranks have different {name} ({'; '.join(named)}); {advice}")
+    python, library = package_version(), peers[0].blink_version
+    if "unknown" not in (python, library) and python != library:
         raise UnsupportedError(
-            f"libblink.so is of Blink {theirs}, the planner's Python of {ours}; let BLINK_PYTHON name the Python "
-            "that libblink.so was installed with"
+            f"libblink.so has Blink {library}, but the planner's Python has {python}; set BLINK_PYTHON to the Python "
+            "of libblink.so's installation"
         )

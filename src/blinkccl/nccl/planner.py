@@ -1,15 +1,14 @@
-"""``python -m blinkccl.nccl.planner``: which of a communicator's calls run on trees, and how.
+"""The planner, ``python -m blinkccl.nccl.planner``: selects and compiles the plans of a communicator's calls.
 
-libblink.so runs it once per communicator, on rank 0. It reads what each rank says of itself
-(:mod:`~blinkccl.nccl.peer_info`) from standard input and writes one line to standard output, ``bundle DIRECTORY`` or
-``refused REASON`` or, where compilers alone are in the way, ``uncompiled REASON``; all else goes to standard error. It
-exits with 0 in all cases: without a bundle NCCL runs everything.
+libblink.so runs it once per communicator, on rank 0. It reads the peer info of each rank
+(:mod:`~blinkccl.nccl.peer_info`) from standard input. It writes one line to standard output: ``bundle DIRECTORY``,
+``refused REASON``, or ``uncompiled REASON`` if only a compiler is missing. All other text goes to standard error. The
+exit code is always 0: without a bundle NCCL runs everything.
 
 Environment: BLINK_CACHE, BLINK_NVCC, BLINK_NVRTC_LIB, BLINK_CUDA_LIB, BLINK_STAGING_BYTES, BLINK_MAX_BLOCKS,
-BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, BLINK_PATHS (a path table for messages), BLINK_CHUNKS, BLINK_TUNED (0: without
-what blink tune measured), and BLINK_DEBUG for how long everything took; CXX where copy engines run something.
-BLINK_ALGO, BLINK_PROTOCOL, BLINK_DETERMINISTIC, BLINK_TOPO and NCCL_TOPO_FILE are taken from the peer info, on which
-the ranks have agreed.
+BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, BLINK_PATHS (a path table for messages), BLINK_CHUNKS, BLINK_TUNED (0: no
+measurements of blink tune), and BLINK_DEBUG for the time of each step; CXX for programs of copy engines. BLINK_ALGO,
+BLINK_PROTOCOL, BLINK_DETERMINISTIC, BLINK_TOPO and NCCL_TOPO_FILE come from the peer info, on which the ranks agree.
 """
 
 from __future__ import annotations
@@ -54,50 +53,50 @@ from blinkccl.trees.algorithms.path_table import PathTable
 from blinkccl.trees.algorithms.tables import Cell
 from blinkccl.trees.forest.model import topology_hash
 
-#: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
+#: Version of the content of bundles. Raise it with any change in the meaning of plans for libblink.so.
 FORMAT = 8
 PLAN_TIMEOUT_S, MOST_S = 120.0, 1e6
-#: "search": first calls try chunk sizes; else they are as predicted.
+#: With the value "search" the first calls try chunk sizes; otherwise predicted chunks are used.
 CHUNKS = "BLINK_CHUNKS"
 _MOST_REASON = 600
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class _NotCompiledError(BlinkError):
-    """There is a plan, and no code of it: that is for people to mend, and so is said aloud."""
+    """A plan without compiled code, which libblink.so reports because the user can fix it."""
 
 
 @dataclass
 class Log:
-    """What people are told on standard error, where they asked for it, and how long each step took.
+    """Messages and step times on standard error, if ``enabled``.
 
-    ``overruled`` is said at the end: libblink.so passes on the last lines alone.
+    ``overruled`` is written at the end, because libblink.so forwards the last lines only.
     """
 
-    wanted: bool
+    enabled: bool
     began: float = field(default_factory=time.monotonic)
     last: float = field(default_factory=time.monotonic)
     overruled: str = ""
 
     def say(self, text: str) -> None:
-        if self.wanted:
+        if self.enabled:
             print(f"blink planner: {text}", file=sys.stderr, flush=True)
 
-    def step(self, what: str) -> None:
-        """``what`` is done; says how long it took."""
-        now = time.monotonic()
-        self.say(f"{what} in {now - self.last:.3f} s")
-        self.last = now
+    def step(self, done: str) -> None:
+        """Report a finished step with its time."""
+        end = time.monotonic()
+        self.say(f"{done} in {end - self.last:.3f} s")
+        self.last = end
 
     def left_s(self, timeout_s: float) -> float:
-        """Of the time that libblink.so waits, less what comes afterwards and what came before our first line."""
+        """Remaining seconds of libblink.so's timeout, with a reserve for the time before this process and after it."""
         return max(1.0, timeout_s * 0.9 - 1.0 - (time.monotonic() - self.began))
 
 
 def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
-    """The directory of the bundle for the job that ``peers`` describes; BlinkError says why trees do not serve it.
+    """The directory of the bundle for the job in ``peers``; BlinkError if trees cannot serve it.
 
-    Cost: half a second where an earlier job had the same question. Else 1 to 4 s for 8 GPUs, and the compiler's time.
+    Cost: half a second if an earlier job had the same question, else 1 to 4 s for 8 GPUs and the compiler's time.
     """
     job = read_peer_info(peers)
     algo = job.setting("algo")
@@ -118,34 +117,34 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     cache = BundleCache(cache_directory(environ, "bundles"))
     no_copies = fault_of_job(job)
     paths = _path_table(environ, machine)
-    asked = _Question(job, where, bad, limits, no_copies, paths, measured_cells(environ, machine, job, where.ranks))
-    digest = asked.digest()
-    found = cache.find(digest)
-    if found is not None:
-        log.step(f"bundle of an earlier job found, {found},")
-        return found
-    bundle, whole = _made(asked, names, environ, log)
+    question = _Question(job, where, bad, limits, no_copies, paths, measured_cells(environ, machine, job, where.ranks))
+    digest = question.digest()
+    cached = cache.find(digest)
+    if cached is not None:
+        log.step(f"bundle of an earlier job found, {cached},")
+        return cached
+    bundle, whole = _bundle_for(question, names, environ, log)
     path = cache.put(digest if whole else None, bundle)
     log.step(f"bundle written, {path},")
     return path
 
 
 def _overrule(job: GpuJob, algo: str, order: str, log: Log) -> None:
-    """UnsupportedError where the program asks for what only NCCL does, and nothing of ours overrules that.
+    """Raise UnsupportedError if the program requests a feature of NCCL alone and no setting of Blink overrules it.
 
-    Who promises one order of sums means this library too: what fixes the orders of NCCL's sums is not needed then.
+    BLINK_DETERMINISTIC gives sums one order, so settings that fix the order of NCCL's sums are not needed.
     """
-    theirs = job.setting("only_nccl")
-    if not theirs:
+    request = job.setting("only_nccl")
+    if not request:
         return
-    ours = f"BLINK_ALGO={algo}" if algo not in ("", AUTO) else f"BLINK_DETERMINISTIC={order}" if order else ""
-    if not ours:
-        raise UnsupportedError(f"the program asks for {theirs}, which is NCCL's to do; BLINK_ALGO would overrule it")
-    log.overruled = f"{ours} overrules {theirs}"
+    setting = f"BLINK_ALGO={algo}" if algo not in ("", AUTO) else f"BLINK_DETERMINISTIC={order}" if order else ""
+    if not setting:
+        raise UnsupportedError(f"the program asks for {request}, which only NCCL supports; BLINK_ALGO overrules it")
+    log.overruled = f"{setting} overrules {request}"
 
 
 def _path_table(environ: Mapping[str, str], machine: Topology) -> PathTable | None:
-    """The table that BLINK_PATHS names; one that is none for this machine is ignored, and people are told."""
+    """The table of BLINK_PATHS; a table that does not fit this machine is ignored with a warning."""
     name = environ.get("BLINK_PATHS", "")
     if not name:
         return None
@@ -161,21 +160,22 @@ def _path_table(environ: Mapping[str, str], machine: Topology) -> PathTable | No
 def measured_cells(
     environ: Mapping[str, str], machine: Topology, job: GpuJob, ranks: Sequence[int]
 ) -> tuple[Cell, ...]:
-    """What ``blink tune`` measured for these ranks; what is of other GPUs or another NCCL is ignored aloud.
+    """The times of ``blink tune`` for these ranks; times for other GPUs or another NCCL are ignored with a warning.
 
-    A job without NCCL compares ours alone, so that any will do.
+    A job without NCCL compares Blink's programs alone, so the version of NCCL does not matter.
     """
     key = path_table.machine_key(machine)
     table = tables.read_or_ignore(tables.path_of_gpus(key, environ), key, environ)
     if table is None:
         return ()
-    now = (tables.GPUS, job.peers[0].name, job.peers[0].nccl_version or table.nccl)
-    if (table.kind, table.gpu, table.nccl) != now:
+    expected = (tables.GPUS, job.peers[0].name, job.peers[0].nccl_version or table.nccl)
+    if (table.kind, table.gpu, table.nccl) != expected:
         logging.getLogger(__name__).warning(
-            "what blink tune measured is of %s and NCCL %s, this job has %s and NCCL %s; it is ignored: run blink tune",
+            "the times of blink tune are for %s and NCCL %s, but this job has %s and NCCL %s: they are ignored; run "
+            "blink tune again",
             table.gpu,
             table.nccl,
-            *now[1:],
+            *expected[1:],
         )
         return ()
     return table.of(ranks)
@@ -183,7 +183,7 @@ def measured_cells(
 
 @dataclass(frozen=True)
 class _Question:
-    """All that a bundle depends on. ``bad``: ordered pairs of ranks that must not write to each other, and why."""
+    """All inputs of a bundle; ``bad`` has ordered pairs of ranks that must not write to each other, with reasons."""
 
     job: GpuJob
     where: JobPlacement
@@ -194,7 +194,7 @@ class _Question:
     measured: tuple[Cell, ...] = ()
 
     def digest(self) -> str:
-        """The name of the question."""
+        """The bundle's name: a hash of all inputs."""
         job, where = self.job, self.where
         return digest_of(
             [
@@ -220,39 +220,41 @@ class _Question:
                 repr((self.limits, self.no_copies)),
                 "" if self.paths is None else path_table.to_json(self.paths),
                 repr(self.measured),
-                # Another compiler makes other code of the same text; the one found by itself is the same here.
+                # Another compiler makes other code of the same text; the default compiler of this machine is constant.
                 *(os.environ.get(name, "") for name in (NVCC, NVRTC, "CXX", CHUNKS)),
             ]
         )
 
     def messages(self, log: Log) -> message_paths.MessagePlan:
-        """The paths of messages, which a job without NCCL has none of."""
+        """The paths of messages; none for a job without NCCL."""
         if not self.job.has_nccl:
             return message_paths.MessagePlan()
         fault = fault_of_sharing(self.job)
         if fault is not None:
-            log.say(f"no messages: {fault}")
+            log.say(f"messages are left to NCCL: {fault}")
             return message_paths.MessagePlan()
         every = self.job.setting("protocol") == COPIES and self.no_copies is None
         return message_paths.plan(self.where, self.paths, every, self.bad, log.say)
 
 
-def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], log: Log) -> tuple[Bundle, bool]:
-    """The bundle, and whether everything in it was compiled in time."""
-    job, where, no_copies = asked.job, asked.where, asked.no_copies
-    messages = asked.messages(log)
-    limits = message_paths.limits_beside(messages, asked.limits)
+def _bundle_for(
+    question: _Question, names: tuple[str, ...], environ: Mapping[str, str], log: Log
+) -> tuple[Bundle, bool]:
+    """The bundle, and True if all of it was compiled in time."""
+    job, where, no_copies = question.job, question.where, question.no_copies
+    messages = question.messages(log)
+    limits = message_paths.limits_beside(messages, question.limits)
     log.step(f"{len(messages.splits)} splits of messages planned")
     order = job.setting("deterministic")
-    planned = candidates(where, names, limits.blocks, asked.bad, log.say, limits.staging_bytes, order or None)
+    planned = candidates(where, names, limits.blocks, question.bad, log.say, limits.staging_bytes, order or None)
     log.step(f"{len(planned.every)} programs planned")
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo
     nccl = NcclPredictor(where, job.capability) if job.has_nccl and algo != BEST else None
     protocol = job.setting("protocol")
-    terms = choices.Terms(job.capability, limits.blocks, forced, protocol, no_copies, asked.measured, order)
+    terms = choices.Terms(job.capability, limits.blocks, forced, protocol, no_copies, question.measured, order)
     if no_copies is not None:
-        log.say(f"nothing is left to copy engines: {no_copies}")
+        log.say(f"copy engines run no programs: {no_copies}")
     rows = choices.table(planned, job.size, terms, nccl)
     log.step(f"{len(rows.taken)} of {len(rows.choices)} rows taken")
     _check_sums(rows, order)
@@ -261,16 +263,16 @@ def _made(asked: _Question, names: tuple[str, ...], environ: Mapping[str, str], 
     chosen = rows.candidates
     group, layout = _layout(chosen, limits, rows.copies, job.size)
     rows = choices.clamped(rows, layout.geometry)
-    messages, layout = message_paths.place(messages, layout, group.memories if group else (), asked.limits)
+    messages, layout = message_paths.place(messages, layout, group.memories if group else (), question.limits)
     written = texts(chosen, group, rows.protocols) if group else []
     log.step(f"code written: {sum(len(one.text) for one in written)} characters for {len(chosen)} programs")
     left_s = log.left_s(number(environ, "BLINK_PLAN_TIMEOUT", PLAN_TIMEOUT_S, MOST_S, float))
     images = _compiled(written, job, left_s, log)
     log.step(f"{len(images)} images compiled")
     parts = (part for image in images for part in image.text.parts)
-    there = {(part.candidate.name, protocol) for part in parts for protocol in part.protocols}
+    compiled = {(part.candidate.name, protocol) for part in parts for protocol in part.protocols}
     whole = len(images) == sum(len(architectures_of(one, job)) for one in written)
-    rows, search = choices.without(rows, there), environ.get(CHUNKS) == "search"
+    rows, search = choices.without(rows, compiled), environ.get(CHUNKS) == "search"
     _check_sums(rows, order)
     return Bundle(layout, images, rows, limits.blocks, messages, search), whole
 
@@ -283,7 +285,7 @@ def _compiled(written: Sequence[ImageText], job: GpuJob, left_s: float, log: Log
 
 
 def _check_sums(rows: choices.ChoiceTable, order: str) -> None:
-    """UnsupportedError where one order is promised and a sum is left to NCCL."""
+    """Raise UnsupportedError if all sums need one order and NCCL runs one of them."""
     left = choices.left_sums(rows) if order else None
     if left is not None:
         raise UnsupportedError(f"BLINK_DETERMINISTIC={order} needs trees for every sum; {left}")
@@ -292,7 +294,7 @@ def _check_sums(rows: choices.ChoiceTable, order: str) -> None:
 def _layout(
     chosen: Sequence[CandidateProgram], limits: Budget, copies: bool, ranks: int
 ) -> tuple[ProgramGroup | None, SegmentLayout]:
-    """Where the connections of collectives lie; there need not be any."""
+    """The places of the collectives' connections; no group if no collective is selected."""
     if not chosen:
         return None, SegmentLayout(Geometry(), (), (0,) * ranks, ranks)
     group = ProgramGroup([one.program for one in chosen])
@@ -313,7 +315,7 @@ def answer(peers: bytes, environ: Mapping[str, str]) -> str:
         line = f"refused the plan cannot be written: {_one_line(error)}"
     except Exception as error:
         traceback.print_exc()
-        line = f"refused a mistake in the planner, of which standard error has more: {_one_line(error)}"
+        line = f"refused an internal error of the planner (traceback on standard error): {_one_line(error)}"
     if log.overruled:
         log.say(log.overruled)
     log.say(f"{line} after {time.monotonic() - log.began:.3f} s")
@@ -326,13 +328,13 @@ def _one_line(error: Exception) -> str:
 
 
 def main() -> None:
-    """Standard input to standard output, of which nothing else gets hold."""
-    # Nobody waits for the plan of a rank that was killed: this process ends with the thread that began it.
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: then it ends when it has planned
+    """Answer standard input on standard output, which no other code may write to."""
+    # The plan of a killed rank is useless, so this process ends with the thread that started it.
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: it ends after planning
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     logging.basicConfig(format="blink planner: warning: %(message)s", stream=sys.stderr)
     answers = os.dup(1)
-    os.dup2(2, 1)  # what compilers and libraries print is for people
+    os.dup2(2, 1)  # output of compilers and libraries goes to standard error
     line = answer(sys.stdin.buffer.read(MAX_PEER_INFO_BYTES + 1), os.environ)
     os.write(answers, f"{line}\n".encode())
 

@@ -1,4 +1,4 @@
-"""Programs that could run on trees here: all collectives, with every root, by the algorithms that are asked for."""
+"""Candidate programs of a job: all collectives, with every root, by the selected algorithms."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from blinkccl.trees.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.trees.algorithms.registry import algorithm
 from blinkccl.trees.algorithms.request import Request
 
-#: What is planned where nobody says: the fastest for large sizes, and those of few steps; and, where they fit beside
-#: these, those that are faster for sizes in between on some machines. ``blink`` is not: its search takes longest.
+#: The default algorithms: the fastest for large sizes, those with few steps, and, if they fit beside these, those that
+#: are faster for medium sizes on some machines. ``blink`` is left out because its search takes longest.
 FIRST = ("optimal", "one_hop", "one_shot")
 BESIDE = ("internal_broadcast", "double_binary_tree", "ring")
 DEFAULT = FIRST + BESIDE
-#: All connections share the staging memory. Of those into a rank that the first need, or that there is memory for with
-#: the largest messages, how many more there may be.
+#: Maximum extra connections into a rank for :data:`BESIDE`, as all connections share the staging memory: a part of the
+#: connections of :data:`FIRST`, or of those that fit with the largest messages.
 MOST_BESIDE = Fraction(1, 8)
 _PART_BYTES = SLOTS * (MOST_SLOT_BYTES + 2 * MOST_LINE_BYTES)
-#: Words for the default: the first leaves to NCCL what that does faster, the second has no NCCL to leave it to.
+#: Names of the default: with the first NCCL runs the calls that it runs faster, with the second it runs none.
 AUTO, BEST = "auto", "best"
 
 
 @dataclass
 class CandidatePrograms:
-    """What there is, by collective and root (−1: none), and for the others why not."""
+    """Programs by collective and root (−1: none), and the reasons for absent ones."""
 
-    found: dict[tuple[str, int], list[CandidateProgram]] = field(default_factory=dict)
+    by_key: dict[tuple[str, int], list[CandidateProgram]] = field(default_factory=dict)
     absent: dict[tuple[str, int], list[str]] = field(default_factory=dict)
 
     @property
     def every(self) -> tuple[CandidateProgram, ...]:
-        return tuple(one for some in self.found.values() for one in some)
+        return tuple(one for some in self.by_key.values() for one in some)
 
     def why_not(self, key: tuple[str, int]) -> str:
-        """Why there is none of ``key``; a sentence without full stop."""
-        return "; ".join(dict.fromkeys(self.absent.get(key, []))) or "nothing was planned for it"
+        """The reason that ``key`` has no program, as a sentence without full stop."""
+        return "; ".join(dict.fromkeys(self.absent.get(key, []))) or "no algorithm was planned"
 
 
 def collectives(size: int) -> Iterator[Collective]:
-    """All that can be asked for, with every root."""
+    """All served collectives, with every root."""
     for name in SERVED:
         if COLLECTIVES[name].parameters:
             yield from (Collective(name, size, root=root) for root in range(size))
@@ -71,10 +71,10 @@ def key_of(collective: Collective) -> tuple[str, int]:
 
 
 def wanted(setting: str) -> tuple[str, ...]:
-    """The algorithms that BLINK_ALGO asks for; UsageError lists those there are.
+    """The algorithms of BLINK_ALGO; UsageError with the known names for another one.
 
-    ``hybrid`` is NVLink alone where PCIe does not pay: what Eq 8 says of sizes for which its part is not positive. What
-    pays is predicted, and then measured in the first calls (:mod:`blinkccl.nccl.choices`).
+    ``hybrid`` includes NVLink alone, for sizes where Eq 8 gives PCIe no positive part. A prediction and then the first
+    calls decide when PCIe is used (:mod:`blinkccl.nccl.choices`).
     """
     if setting in ("", AUTO, BEST):
         return DEFAULT
@@ -83,7 +83,7 @@ def wanted(setting: str) -> tuple[str, ...]:
 
 
 def without_memories(place: JobPlacement) -> JobPlacement:
-    """The place with those links that stores between its GPUs can take, where these join them; else as it is."""
+    """The place with only links for stores between GPUs, if these join the ranks; else the unchanged place."""
     direct = replace(place, topology=without_memory_links(place.topology))
     try:
         joining_links(direct.topology, direct.ranks)
@@ -101,21 +101,23 @@ def candidates(
     staging_bytes: int = STAGING_BYTES,
     deterministic: str | None = None,
 ) -> CandidatePrograms:
-    """All programs that can serve the job, dealt to so many blocks per rank; ``tell`` is told what is left out.
+    """All programs that can serve the job, dealt to ``blocks`` blocks per rank; ``tell`` gets reasons for absent ones.
 
-    No program is taken in which ranks write to each other that must not (``bad``: ordered pairs, and why). Planned is
-    on links that stores can take (:mod:`blinkccl.topology.memories`), so the rates that calls are taken for are those
-    that the kernels can have; messages are staged in processors' memories by ``hybrid``, where nothing else joins the
-    GPUs, and where a program would need a pair of ``bad``. Of :data:`BESIDE` are those, in the order of collectives,
-    that leave messages as large as they are without them, or nearly so (:data:`MOST_BESIDE`). Where ``deterministic``
-    promises one order, all that sum have that of the first: so it does not matter which runs. Cost: 0.7 s for 8 GPUs of
-    a DGX-1V.
+    - No program writes between the ordered pairs of ranks in ``bad``, which has the reasons.
+    - Plans use links for stores (:mod:`blinkccl.topology.memories`), so their rates are within reach of kernels.
+      Messages are staged in processors' memories in three cases: by ``hybrid``, if no other path joins the GPUs, and if
+      a program would need a pair of ``bad``.
+    - Programs of :data:`BESIDE` are added in the order of collectives if messages stay as large or nearly so
+      (:data:`MOST_BESIDE`).
+    - With ``deterministic``, all programs that sum have the order of the first, so any of them gives the same sums.
+
+    Cost: 0.7 s for 8 GPUs of a DGX-1V.
     """
     whole, place, result = place, without_memories(place), CandidatePrograms()
     links, why = joining_links(place.topology, place.ranks)
     if why:
         tell(why)
-    kept = _Order(deterministic)
+    order = _Order(deterministic)
     missing: dict[str, dict[str, None]] = {}
     for collective in collectives(len(place.ranks)):
         key = key_of(collective)
@@ -126,7 +128,7 @@ def candidates(
             for topology, which in ways:
                 try:
                     request = Request(topology, collective, place.ranks, which)
-                    one = kept.checked(_candidate(kept.asked(request), name, blocks, whole.counted, bad))
+                    one = order.checked(_candidate(order.required(request), name, blocks, whole.counted, bad))
                     break
                 except (PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError) as error:
                     reasons.append(" ".join(str(error).split()))
@@ -134,7 +136,7 @@ def candidates(
                 result.absent.setdefault(key, []).append(reasons[0])
                 missing.setdefault(reasons[0], {})[collective.name] = None
                 continue
-            known = result.found.setdefault(key, [])
+            known = result.by_key.setdefault(key, [])
             if not any(_same(one.program, other.program) for other in known):
                 known.append(one)
     _leave_out(result, staging_bytes // (blocks * _PART_BYTES), tell)
@@ -145,16 +147,17 @@ def candidates(
 
 @dataclass
 class _Order:
-    """The one order that all sums have, where one is promised: that of the first program that sums."""
+    """The required order of all sums: that of the first program that sums."""
 
     deterministic: str | None
     order: str = ""
 
-    def asked(self, request: Request) -> Request:
+    def required(self, request: Request) -> Request:
+        """The request with the required order, if its collective sums."""
         return replace(request, deterministic=self.deterministic) if request.collective.reduces else request
 
     def checked(self, one: CandidateProgram) -> CandidateProgram:
-        """``one``; UnsupportedError where its program sums otherwise."""
+        """``one``; UnsupportedError if its program sums in another order."""
         if self.deterministic is not None and one.collective.reduces:
             self.order = self.order or one.forest.order or ""
             faults = order_faults(one.program, self.order)
@@ -164,9 +167,9 @@ class _Order:
 
 
 def _leave_out(planned: CandidatePrograms, room: int, tell: Callable[[str], None]) -> None:
-    """Takes those of :data:`BESIDE` away that need too many connections, but where nothing else serves the collective.
+    """Remove programs of :data:`BESIDE` that need too many connections, unless no other serves the collective.
 
-    ``room``: so many into a rank have the largest messages.
+    ``room``: the number of connections into a rank that allows the largest messages.
     """
     need = Counter[tuple[int, int, int]]()
     for one in planned.every:
@@ -175,7 +178,7 @@ def _leave_out(planned: CandidatePrograms, room: int, tell: Callable[[str], None
     if not need:
         return
     most, left = max(_arriving(need), room) * (1 + MOST_BESIDE), Counter[str]()
-    for known in planned.found.values():
+    for known in planned.by_key.values():
         for one in [one for one in known if one.algorithm in BESIDE]:
             if len(known) == 1 or _arriving(need | _ways(one)) <= most:
                 need |= _ways(one)
@@ -183,37 +186,35 @@ def _leave_out(planned: CandidatePrograms, room: int, tell: Callable[[str], None
                 known.remove(one)
                 left[one.algorithm] += 1
     for name, count in left.items():
-        tell(
-            f"{count} programs of {name} left out, with which a rank would receive on more than {int(most)} connections"
-        )
+        tell(f"{count} programs of {name} left out, which would give a rank more than {int(most)} connections")
 
 
 def _ways(one: CandidateProgram) -> Counter[tuple[int, int, int]]:
-    """How many connections the program needs from a rank to another that have their messages in one memory."""
+    """The number of connections of a program by sender, receiver and memory of the messages."""
     return Counter((queue.src, queue.dst, queue.home) for queue in one.program.queues)
 
 
 def _arriving(ways: Counter[tuple[int, int, int]]) -> int:
-    """The most connections that have their messages in one memory."""
-    found = Counter[int]()
+    """The maximum number of connections with messages in one memory."""
+    by_home = Counter[int]()
     for (_, _, home), count in ways.items():
-        found[home] += count
-    return max(found.values())
+        by_home[home] += count
+    return max(by_home.values())
 
 
 def _candidate(
     request: Request, name: str, blocks: int, counted: CountedLinks, bad: Mapping[tuple[int, int], str]
 ) -> CandidateProgram:
-    found = compiled(name, algorithm(name).plan(request), blocks, counted)
-    for queue in found.program.queues:
+    candidate = compiled(name, algorithm(name).plan(request), blocks, counted)
+    for queue in candidate.program.queues:
         if (queue.src, queue.dst) in bad and not queue.is_staged:
             raise UnsupportedError(
                 f"{name} sends from rank {queue.src} to rank {queue.dst}, which failed the peer check: "
                 f"{bad[queue.src, queue.dst]}"
             )
-    return found
+    return candidate
 
 
 def _same(a: Program, b: Program) -> bool:
-    """Whether they do the same, whatever they were made from."""
+    """True if both programs do the same, even from different forests."""
     return replace(a, forest_hash="", topology_hash="", rate=b.rate) == replace(b, forest_hash="", topology_hash="")

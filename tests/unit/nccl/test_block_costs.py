@@ -32,7 +32,7 @@ def job(spec, ranks=None):
 
 
 def optimal(spec, collective, blocks, ranks=None):
-    return candidates(job(spec, ranks), ("optimal",), blocks, {}).found[collective, -1][0]
+    return candidates(job(spec, ranks), ("optimal",), blocks, {}).by_key[collective, -1][0]
 
 
 def at(candidate, size_bytes, parts, capability=90):
@@ -82,7 +82,7 @@ def test_few_blocks_take_nothing_that_is_large():
         largest_sizes[blocks] = rows[-1]
     assert largest_sizes[20].candidate is not None
     assert largest_sizes[2].candidate is None
-    two = candidates(where, ("optimal",), 2, {}).found["allreduce", -1][0]
+    two = candidates(where, ("optimal",), 2, {}).by_key["allreduce", -1][0]
     assert at(two, GIB, 1, 70) == pytest.approx(2 * at(two, GIB, 2, 70), rel=0.01)
     assert at(two, GIB, 20, 70) == at(two, GIB, 40, 70), "then links are what is slowest"
 

@@ -256,7 +256,7 @@ def test_sends_of_nccl_take_their_own_paths_only():
 
 def test_ll128_needs_nvlink_all_the_way_and_volta():
     def protocols(spec, ranks, capability):
-        (one,) = candidates(on_machine(spec, ranks), ("optimal",), BLOCKS, {}).found["allreduce", -1]
+        (one,) = candidates(on_machine(spec, ranks), ("optimal",), BLOCKS, {}).by_key["allreduce", -1]
         return protocols_of(one, capability)
 
     assert protocols("dgx-1v", (0, 1, 2, 3), 70) == ("ll", "ll128", "simple")
@@ -270,8 +270,8 @@ def test_no_program_uses_a_pair_that_failed_the_check():
     planned = candidates(where, DEFAULT, BLOCKS, {(1, 2): "3 bytes wrong"})
     for one in planned.every:
         assert all((queue.src, queue.dst) != (1, 2) or queue.is_staged for queue in one.program.queues)
-    assert ("gather", 0) in planned.found
-    (alltoall,) = planned.found["alltoall", -1]
+    assert ("gather", 0) in planned.by_key
+    (alltoall,) = planned.by_key["alltoall", -1]
     assert {queue.is_staged for queue in alltoall.program.queues} == {True}, "its trees do without GPUs' own memories"
     without_pcie = on_machine("clique:4")
     planned = candidates(without_pcie, DEFAULT, BLOCKS, {(1, 2): "3 bytes wrong"})
@@ -282,26 +282,26 @@ def test_gpus_that_reach_no_other_stage_all_messages():
     """A box of GPUs without peer access: all goes by way of the processors' memories."""
     nobody = {(a, b): "no peer access" for a in range(8) for b in range(8) if a != b}
     planned = candidates(without(on_machine("pcie-8gpu"), nobody), ("optimal",), BLOCKS, nobody)
-    assert {key[0] for key in planned.found} == set(SERVED)
+    assert {key[0] for key in planned.by_key} == set(SERVED)
     assert all(queue.is_staged for one in planned.every for queue in one.program.queues)
 
 
 def test_trees_go_round_a_direct_link_that_failed_the_check():
     where = without(on_machine("dgx-1v", (0, 1, 2, 3)), {(0, 1): "lost"})
-    found = candidates(where, ("optimal",), BLOCKS, {(0, 1): "lost"}).found["allreduce", -1]
+    found = candidates(where, ("optimal",), BLOCKS, {(0, 1): "lost"}).by_key["allreduce", -1]
     assert all({queue.src, queue.dst} != {0, 1} for one in found for queue in one.program.queues)
 
 
 def test_programs_that_are_the_same_are_planned_once():
     planned = candidates(on_machine("dgx-2"), FIRST, BLOCKS, {})
-    assert [one.algorithm for one in planned.found["alltoall", -1]] == ["optimal"]
+    assert [one.algorithm for one in planned.by_key["alltoall", -1]] == ["optimal"]
 
 
 def test_gpus_that_nvlink_leaves_apart_are_joined_by_pcie():
     apart = on_machine("dgx-1v", (0, 1, 6))
     with pytest.raises(TopologyError):
         network_for(apart.topology, apart.ranks, "fast")
-    assert ("allreduce", -1) in candidates(apart, ("optimal",), BLOCKS, {}).found
+    assert ("allreduce", -1) in candidates(apart, ("optimal",), BLOCKS, {}).by_key
 
 
 def test_plans_promise_what_stores_can_have():
@@ -395,7 +395,7 @@ def test_hybrid_is_never_slower_than_nvlink_alone(machine, gpus):
     """As predicted, at any size: what is tried beside NVLink alone is predicted faster, and that is not slower."""
     where = on_machine(machine, gpus)
     taken = allreduce_rows(where, algorithms=wanted("hybrid"), forced="hybrid")
-    (alone,) = (one for one in candidates(where, ("optimal",), BLOCKS, {}).found["allreduce", -1])
+    (alone,) = (one for one in candidates(where, ("optimal",), BLOCKS, {}).by_key["allreduce", -1])
     compared = 0
     for row in taken:
         assert [way.candidate.algorithm for way in row.ways] in (["optimal"], ["optimal", "hybrid"])
@@ -463,7 +463,7 @@ def test_blocks_are_shared_among_the_ranks_of_a_gpu():
 def test_a_wide_program_takes_no_blocks_from_others():
     """NCCL's rings on all of a DGX-1V have two channels, and half as many blocks of each."""
     where, allreduce = on_machine("dgx-1v"), ("allreduce", -1)
-    ((tree,), (ring,)) = (candidates(where, (name,), BLOCKS, {}).found[allreduce] for name in ("optimal", "ring"))
+    ((tree,), (ring,)) = (candidates(where, (name,), BLOCKS, {}).by_key[allreduce] for name in ("optimal", "ring"))
     assert (tree.channels, ring.channels) == (1, 2)
     for blocks in (2, 3, 8, 20, 32):
         assert all(one.channels * one.parts(blocks) <= blocks for one in (tree, ring))
@@ -505,14 +505,14 @@ def test_all_is_planned_where_messages_stay_as_large_as_they_get():
 
 
 def test_what_alone_serves_a_collective_is_not_left_out():
-    found = candidates(on_machine("clique:8"), ("one_shot", "ring"), BLOCKS, {}).found
+    found = candidates(on_machine("clique:8"), ("one_shot", "ring"), BLOCKS, {}).by_key
     assert [one.algorithm for one in found["allreduce", -1]] == ["one_shot"]
     assert [one.algorithm for one in found["allgather", -1]] == ["ring"]
 
 
 def test_what_is_asked_for_by_name_is_not_left_out():
     planned = candidates(on_machine("dgx-1v"), ("ring",), BLOCKS, {})
-    assert ("allreduce", -1) in planned.found
+    assert ("allreduce", -1) in planned.by_key
     assert {one.algorithm for one in planned.every} == {"ring"}
 
 
@@ -585,7 +585,7 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(setting):
 
 def test_trees_are_timed_with_their_part_of_each_link():
     """On all of a DGX-1V: sixths to twenty-fourths."""
-    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).found["allreduce", -1]
+    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).by_key["allreduce", -1]
     lane = 20e9  # as NCCL counts it
     for protocol, rate in (("simple", 1.0), ("ll128", 0.92 * 120 / 128)):
         timed = timing(one, protocol, 1 << 30, 70, BLOCKS, largest(BLOCKS).capacity_bytes(protocol))
@@ -595,7 +595,7 @@ def test_trees_are_timed_with_their_part_of_each_link():
 
 def test_kernels_are_predicted_faster_than_copies(four):
     assert {row.protocol for row in four.choices} <= {"simple", "ll", "ll128", "-"}
-    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).found["broadcast", 0]
+    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).by_key["broadcast", 0]
     for size in (4 * MIB, 1 << 30):
         copies = timing(one, "copies", size, 70, 1, largest(1).capacity_bytes("copies"))
         simple = timing(one, "simple", size, 70, BLOCKS, largest(BLOCKS).capacity_bytes("simple"))
@@ -603,7 +603,7 @@ def test_kernels_are_predicted_faster_than_copies(four):
 
 
 def test_copies_pay_for_every_message_that_a_rank_issues():
-    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).found["allreduce", -1]
+    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).by_key["allreduce", -1]
     fine, coarse = (timing(one, "copies", 64 * MIB, 70, 1, chunk).seconds for chunk in (64 << 10, 8 * MIB))
     messages = 64 * MIB / (64 << 10)  # of each rank, if it sent everything once
     assert fine > messages * 10e-6
@@ -637,9 +637,9 @@ def test_copy_engines_serve_one_rank_per_gpu_of_a_process():
 
 
 def test_copy_engines_combine_a_number_of_messages():
-    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 2}"), ("one_shot",), BLOCKS, {}).found["allreduce", -1]
-    assert fault_of_program(one.program) == "rank 0 combines 20 messages at once, copy engines at most 19"
-    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 1}"), ("one_shot",), BLOCKS, {}).found["allreduce", -1]
+    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 2}"), ("one_shot",), BLOCKS, {}).by_key["allreduce", -1]
+    assert fault_of_program(one.program) == "rank 0 reduces 20 messages at once, but copy engines at most 19"
+    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 1}"), ("one_shot",), BLOCKS, {}).by_key["allreduce", -1]
     assert fault_of_program(one.program) is None
 
 
@@ -658,7 +658,7 @@ def test_copy_engines_need_an_order_of_all_messages():
     back = loop(1, (1, (0,), (1,), True, False))
     assert fault_of_loops([there, back]) is None
     circle = loop(0, (0, (1,), (0,), True, False))
-    assert fault_of_loops([circle, back]) == "its messages go in a circle, which copy engines cannot run"
+    assert fault_of_loops([circle, back]) == "its messages form a cycle, which copy engines cannot run"
     # Rank 0 puts the answer to what it sends later where that is to be read from.
     early = loop(0, (1, (1,), (), False, True), (0, (), (2,), True, False), (0, (), (0,), True, False))
     assert fault_of_loops([early, back, loop(2, (1, (2,), (), False, True))]) is None
@@ -667,7 +667,7 @@ def test_copy_engines_need_an_order_of_all_messages():
 def test_copy_engines_need_one_role_at_each_end():
     twice = loop(0, (0, (), (0,), True, False), (1, (), (0,), True, False))
     assert fault_of_loops([twice, loop(1, (1, (0,), (), False, True))]) == (
-        "several roles at one end use queue 0, of which copy engines serve one"
+        "several roles use one end of queue 0, but copy engines allow one role"
     )
 
 

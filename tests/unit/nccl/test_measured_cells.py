@@ -45,4 +45,4 @@ def test_the_cells_of_the_job_are_part_of_its_question(cells):
 def test_times_of_another_rig_are_ignored_with_one_line(cells, caplog, changed):
     assert cells(msgspec.structs.replace(TABLE, **changed)) == ()
     (line,) = caplog.messages
-    assert "this job has A GPU and NCCL 23007; it is ignored: run blink tune" in line
+    assert "this job has A GPU and NCCL 23007: they are ignored; run blink tune again" in line

@@ -117,7 +117,7 @@ def test_where_copy_engines_run_all_every_pair_and_size_is_served():
         (Split((Part((0, 2, 3, 1), Fraction(1)),)), (0, 1, 2, 3), {}, "crosses 2 memories"),
         (SPLIT, (0, 1, 3), {}, "GPU 2, which is not in the job"),
         (SPLIT, (0, 1, 2, 3), {(2, 1): "bytes were lost"}, "bytes were lost"),
-        (Split((Part((0, 5, 1), Fraction(1)),)), (0, 1, 2, 3), {}, "takes a link 0 → 5, which is not there"),
+        (Split((Part((0, 5, 1), Fraction(1)),)), (0, 1, 2, 3), {}, "needs a link 0 → 5, which does not exist"),
     ],
 )
 def test_what_cannot_be_run_goes_directly(split, ranks, bad, why):

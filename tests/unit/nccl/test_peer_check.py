@@ -69,7 +69,7 @@ def test_a_driver_that_fails_again_and_again_is_left_alone(driver, monkeypatch):
     driver(FAIL="cuMemcpyDtoDAsync_v2:1:-1")
     found = bad_pairs(job(3), None)
     assert (found[0, 1], found[0, 2]) == ("the driver crashed", "the driver crashed")
-    assert {found[1, 0], found[2, 1]} == {"not tried, as the driver hung or crashed on other pairs"}
+    assert {found[1, 0], found[2, 1]} == {"not tried, because the driver hung or crashed on other pairs"}
 
 
 def test_what_was_found_is_kept_until_the_host_boots_again(driver, tmp_path, monkeypatch):
@@ -137,7 +137,7 @@ def test_what_cannot_be_tried_is_taken_on_the_drivers_word(driver, tmp_path, var
     bad = bad_pairs(job(3), tmp_path / "peers", note=told.append)
     assert set(bad) == {(0, 2)} | denied
     (line,) = told
-    assert line.startswith(f"{untried} of 6 ordered pairs of GPUs are taken on CUDA's word")
+    assert line.startswith(f"{untried} of 6 ordered pairs of GPUs are trusted without a check")
     driver(BAD_PEER="2-1")
     assert set(bad_pairs(job(3), tmp_path / "peers")) == {*bad, (2, 1)}
 

@@ -64,7 +64,7 @@ def test_minor_versions_of_drivers_may_differ():
 
 def test_a_library_of_another_blink_is_refused(monkeypatch):
     monkeypatch.setattr("blinkccl.nccl.peer_info.package_version", lambda: "2.0")
-    said = r"libblink.so is of Blink 1.9, the planner's Python of 2.0; .*BLINK_PYTHON"
+    said = r"libblink.so has Blink 1.9, but the planner's Python has 2.0; .*BLINK_PYTHON"
     with pytest.raises(UnsupportedError, match=said):
         job(2, blink_version="1.9")
 

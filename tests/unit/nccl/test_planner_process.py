@@ -173,7 +173,7 @@ def test_a_compiler_that_is_too_slow_leaves_all_to_nccl(surroundings, tmp_path):
     slow.chmod(0o755)
     rows = peers(2, settings=settings(topo="ring:2", algo="ring"))
     line, said = ask(surroundings, rows, BLINK_NVCC=str(slow), BLINK_PLAN_TIMEOUT="4", BLINK_CACHE=str(tmp_path / "c"))
-    assert line.startswith("uncompiled the plan's code was not compiled: no file of it within ")
+    assert line.startswith("uncompiled the plan's code was not compiled: no file was compiled within ")
     assert "is left to NCCL" in said
 
 
@@ -255,5 +255,5 @@ def test_a_mistake_of_ours_is_a_refusal_too(monkeypatch, capsys):
 
     monkeypatch.setattr("blinkccl.nccl.planner.place", broken)
     line = answer(json.dumps(peers(2)).encode(), {})
-    assert line == "refused a mistake in the planner, of which standard error has more: on purpose"
+    assert line == "refused an internal error of the planner (traceback on standard error): on purpose"
     assert "Traceback" in capsys.readouterr().err

@@ -61,7 +61,7 @@ def test_a_named_xml_file_is_taken_by_bus_ids(tmp_path):
     file.write_text(XML)
     found = place(job(2, bus_id=buses, settings=settings(topo=str(file))))
     assert found.ranks == (1, 0)
-    said = r"knows no GPU 0000:00:00.0, which is rank 0's; it knows 0000:a0:00.0, 0000:a1:00.0"
+    said = r"has no GPU 0000:00:00.0 of rank 0; it has 0000:a0:00.0, 0000:a1:00.0"
     with pytest.raises(TopologyError, match=said):
         place(job(2, settings=settings(topo=str(file))))
 
@@ -94,7 +94,7 @@ def test_probed_gpus_are_found_by_bus_id_or_uuid():
 
 
 def test_a_gpu_that_rank_0_does_not_see_is_refused():
-    with pytest.raises(UnsupportedError, match=r"knows no GPU 0000:01:00.0, which is rank 1's; it knows 0000:a0:00.0"):
+    with pytest.raises(UnsupportedError, match=r"has no GPU 0000:01:00.0 of rank 1; it has 0000:a0:00.0"):
         place(job(2, bus_id=lambda rank: ("0000:a0:00.0", "0000:01:00.0")[rank]), nvml=nvml())
 
 

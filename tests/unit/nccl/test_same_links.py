@@ -51,7 +51,7 @@ def ring_and_nccl(name: str, gpus: tuple[int, ...], nccl: tuple[int, int]) -> tu
     """Seconds of our ring by Simple, and of what NCCL takes."""
     topology, collective = parse_spec(name), Collective("allreduce", len(gpus))
     place, gpu = JobPlacement(topology, gpus, nccl=nccl), gpu_of(topology)
-    (ring,) = candidates(place, ("ring",), gpu.blocks, {}).found["allreduce", -1]
+    (ring,) = candidates(place, ("ring",), gpu.blocks, {}).by_key["allreduce", -1]
     parts, predictor = ring.parts(gpu.blocks), NcclPredictor(place, gpu.capability)
     assert predictor.caveat == ""
     capacity = largest(parts).capacity_bytes("simple")
@@ -89,7 +89,7 @@ def test_a_call_of_ours_has_a_prologue_that_nccls_has_not() -> None:
     """By LL an AllReduce of one element among two GPUs on one switch is NCCL's base and steps, and the prologue."""
     topology = parse_spec("pcie-8gpu")
     gpu, place = gpu_of(topology), JobPlacement(topology, (0, 1))
-    one = next(x for x in candidates(place, ("one_shot",), gpu.blocks, {}).found["allreduce", -1])
+    one = next(x for x in candidates(place, ("one_shot",), gpu.blocks, {}).by_key["allreduce", -1])
     found = timing(one, "ll", 8, gpu.capability, 1, largest(1).capacity_bytes("ll"))
     assert found.seconds * 1e6 == pytest.approx(6.8 + 1.0 + PROLOGUE_US, abs=0.05)
 

@@ -188,5 +188,5 @@ def test_no_large_allreduce_is_taken_from_a_switch_that_reduces(gpus: tuple[int,
         if row.collective == "allreduce" and row.candidate is not None:
             assert row.below <= below
     collective = Collective("allreduce", job.ranks)
-    for one in planned.found["allreduce", -1]:
+    for one in planned.by_key["allreduce", -1]:
         assert link_seconds(job, one, "simple", 1 << 30) * MARGIN > nccl_seconds_at_most(job, collective, 1 << 30)
