@@ -42,6 +42,7 @@ PLAIN = (
         "src/blinkccl/errors.py",
         "src/blinkccl/formats",
         "src/blinkccl/native",
+        "src/blinkccl/nccl",
         "src/blinkccl/private_files.py",
         "src/blinkccl/proof",
         "src/blinkccl/runtime/__init__.py",

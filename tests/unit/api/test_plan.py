@@ -195,7 +195,7 @@ def test_gpus_in_parts_are_planned_on_the_links_that_libblink_takes(caplog: pyte
     warnings: list[str] = []
     programs = candidates(JobPlacement(machine("dgx-1v"), (1, 4, 6)), ("optimal",), 8, {}, warnings.append)
     assert warnings[0] == record.message
-    assert programs.found["allreduce", -1][0].forest == plan.forest
+    assert programs.by_key["allreduce", -1][0].forest == plan.forest
     assert plan.request.links == "pcie"
     with pytest.raises(blinkccl.errors.TopologyError, match="--links fast leaves the GPUs"):
         blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 6], links="fast")
