@@ -40,7 +40,7 @@ _PORTABLE = ("libblink_packing.so", "libblink_simulate.so")
 
 
 def absent(name: str) -> str:
-    """Reason why this installation has no file ``name``, and what to do: a sentence without full stop."""
+    """Reason why this installation has no file ``name``, with a remedy: a sentence without full stop."""
     system = _system()
     if system == _GLIBC or (name in _PORTABLE and system != "win32"):
         return f"this installation lacks {name}, which is part of blink-ccl on {system}: reinstall blink-ccl"
