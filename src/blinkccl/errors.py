@@ -19,8 +19,8 @@ from typing import Any
 class BlinkError(Exception):
     """Base class of every error that this package raises on purpose.
 
-    A message states the fault, its place (file and line, or rank, channel and op), the expected value against the value
-    got, and the next step.
+    A message states the fault, its place (file and line, or rank, channel and op), the values expected and got, and the
+    next step.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class PeerLostError(CommunicationError):
     """The loss of a connected rank: its process ended, or it closed the connection.
 
     ``rank`` is its number in the group; ``pid`` is its process, if known; ``message`` describes the operation in
-    progress, in a sentence without a full stop.
+    progress, without a full stop.
     """
 
     def __init__(self, rank: int, message: str = "", pid: int | None = None) -> None:

@@ -16,8 +16,7 @@ from blinkccl.errors import LaunchError
 def cache_directory(environ: Mapping[str, str], kind: str) -> Path | None:
     """The directory for cached files of one kind, which may not exist yet; None if there is no cache.
 
-    ``kind`` in BLINK_CACHE if that is set (empty: no cache), else ``blink/kind`` in XDG_CACHE_HOME, else in
-    ``~/.cache``.
+    It is ``kind`` in BLINK_CACHE if set (empty: no cache), else ``blink/kind`` in XDG_CACHE_HOME, else in ``~/.cache``.
     """
     if "BLINK_CACHE" in environ:
         return Path(environ["BLINK_CACHE"], kind) if environ["BLINK_CACHE"] else None
@@ -59,8 +58,8 @@ def open_trusted(path: Path, max_bytes: int) -> BinaryIO:
     if stat.S_ISREG(row.st_mode) and row.st_size <= max_bytes and row.st_uid in owners:
         return os.fdopen(fd, "rb")
     os.close(fd)
-    fault = f"expected a regular file of at most {max_bytes} bytes"
-    raise OSError(fault if row.st_uid in owners else f"expected owner {owners[0]}, got {row.st_uid}")
+    size = f"a file of at most {max_bytes} bytes"
+    raise OSError(f"expected {size if row.st_uid in owners else f'owner {owners[0]}, got {row.st_uid}'}")
 
 
 def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:

@@ -1,17 +1,10 @@
 """Timelines in Chrome's trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-The format is one JSON object with a list of events ("Trace Event Format", the Chromium project):
-
-- processes and threads with names,
-- spans (``ph`` X), which follow each other or nest on a thread,
-- arrows from a span to a span (``s``, ``f``),
-- counters (``C``).
-
-Times are whole nanoseconds on any one clock in this module, microseconds in the file. Events are in the order of time.
-Of events that begin together the longest is first, since readers nest spans in that order.
-
-Viewers cannot show much more than :data:`MOST_EVENTS`: the latest events beyond it are left out, with a note in the
-file.
+The format is one JSON object with a list of events ("Trace Event Format", the Chromium project). Processes and threads
+have names. Spans (``ph`` X) follow each other or nest on a thread. Arrows (``s``, ``f``) lead from a span to a span.
+Counters (``C``) have values. Times are whole nanoseconds on one clock in this module, microseconds in the file.
+Events are in the order of time. Of events that begin together the longest is first, since viewers nest spans in that
+order. The latest events beyond :data:`MOST_EVENTS` are left out, with a note in the file, as viewers cannot show them.
 """
 
 from __future__ import annotations

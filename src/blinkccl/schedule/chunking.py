@@ -106,9 +106,8 @@ def bind(
     that take turns on a shared link then get its capacity in proportion to their weights, as the plan assumes. On a
     DGX-1V the simulator gives an AllReduce of 1 GB 26 % more.
 
-    Generated code cuts in the same way if slices differ (``cut.h``), but counts chunks by :func:`largest_share` instead
-    of by the longest slice for this count. If that fraction is no whole number of 16-byte groups, its number of chunks
-    may differ by one.
+    Generated code cuts like this if slices differ (``cut.h``), but counts chunks by :func:`largest_share`. If that
+    fraction of the count is no whole number of 16-byte groups, its number of chunks may differ by one.
     """
     for name, value, least in (
         ("count", count, 0),

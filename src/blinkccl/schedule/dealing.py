@@ -1,22 +1,16 @@
 """Distribution of a program over the thread blocks of GPUs: channels, the order of roles, places of small slices.
 
-Channels
---------
-:func:`dealt` gives a program one channel. Every block of a rank then runs a part of every slice, and all blocks have
-the same load, for every forest. This includes a switch, where each rank is the root of one star and a leaf of the
-others. If a block has no room for all connections, the program gets as few channels as hold them, and slices are
+**Channels.** :func:`dealt` gives a program one channel. Every block of a rank then runs a part of every slice, and all
+blocks have the same load, for every forest. This includes a switch, where each rank is the root of one star and a leaf
+of the others. If a block has no room for all connections, the program gets as few channels as hold them, and slices are
 assigned to channels by weight.
 
-Order of roles in a tick
-------------------------
-In the order of shares, all ranks would send to the same rank first, then all to the next. Instead each rank begins with
-the rank after it, so the simultaneous sends are a permutation.
+**Order of roles in a tick.** In the order of shares, all ranks would send to the same rank first, then all to the next.
+Instead each rank begins with the rank after it, so the simultaneous sends are a permutation.
 
-Small slices
-------------
-A small slice is cut into fewer pieces, which go to consecutive blocks. :func:`turns` sets the first block of each
-slice: slices that share a rank are placed apart, so they run in parallel. ``cut.h`` cuts them for a size; this module
-does not depend on the size.
+**Small slices.** A small slice is cut into fewer pieces, which go to consecutive blocks. :func:`turns` sets the first
+block of each slice: slices that share a rank are placed apart, so they run in parallel. ``cut.h`` cuts them for a size;
+this module does not depend on the size.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Liveness of Programs: the token rule on the folded chunk loop.
 
 The folded loop is a graph with one node per role, for all its executions. An arc means "execution T of *head* waits for
-execution T − tokens of *tail*". There are three kinds of arcs:
-
-- a message;
-- a slot that is freed;
-- the order of the steps of a rank, which is one thread: no token from a step to the next, one token from the last step
-  to the first one of the next tick.
+execution T − tokens of *tail*". It is a message, a slot that is freed, or the order of the steps of a rank, which is
+one thread: no token from a step to the next, and one from the last step to the first one of the next tick.
 
 A directed cycle whose tokens sum to 0 or less is an execution that waits for itself. Without such a cycle, every
 execution waits only for earlier ones. So a program is live for all sizes exactly if every directed cycle has a positive

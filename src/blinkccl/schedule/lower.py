@@ -3,30 +3,22 @@
 Lowering translates and does not judge: an invalid forest becomes a program that the verifier refuses, with rank,
 channel and step. Lowering only refuses forests that have no form as a Program.
 
-Offsets
--------
-The roots of all shares of one slice work in the same tick H, the height of the highest up-tree among them. A vertex at
-depth d has offset H − d in an up-tree and H + d in a down-tree. Every queue takes one tick. A rank reads its own input
-of a slice no later than any share writes the slice's output, since in place these are the same memory.
+**Offsets.** The roots of all shares of one slice work in the same tick H, the height of the highest up-tree among them.
+A vertex at depth d has offset H − d in an up-tree and H + d in a down-tree. Every queue takes one tick. A rank reads
+its own input of a slice no later than any share writes the slice's output, since in place these are the same memory.
 
-Order of roles
---------------
-In one tick, roles run by descending offset: receivers before their senders. A receiver frees its slot before the sender
-needs it in the same tick, so one slot per queue is enough. In the folded graph every arc without a token then leads
-from a higher offset to a lower one, or down the list: no cycle.
+**Order of roles.** In one tick, roles run by descending offset: receivers before their senders. A receiver frees its
+slot before the sender needs it in the same tick, so one slot per queue is enough. In the folded graph every arc without
+a token then leads from a higher offset to a lower one, or down the list: no cycle.
 
-Order of reduction
-------------------
-Every vertex reduces its operands in the order of the lowest rank in them: of a child's message, its lowest contributor;
-of the own contribution, its rank. So the order depends only on the sets of contributions that are reduced together. A
-star reduces in rank order for any root, and N stars over one slice give all ranks the same bits. So do trees that
-differ only in the root of a group (:mod:`blinkccl.schedule.order`).
+**Order of reduction.** Every vertex reduces its operands in the order of the lowest rank in them: of a child's message,
+its lowest contributor; of the own contribution, its rank. So the order depends only on the sets of contributions that
+are reduced together. A star reduces in rank order for any root, and N stars over one slice give all ranks the same
+bits. So do trees that differ only in the root of a group (:mod:`blinkccl.schedule.order`).
 
-Memories and switches
----------------------
-An edge whose path leads through one memory is a queue staged there. Through more memories it is several queues: at
-every second memory a relay receives from one queue and sends into the next. Switches with in-network reduction are
-relays too, with the roles of their places in the trees.
+**Memories and switches.** An edge whose path leads through one memory is a queue staged there. Through more memories it
+is several queues: at every second memory a relay receives from one queue and sends into the next. Switches with
+in-network reduction are relays too, with the roles of their places in the trees.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Proof of the order in which a Program sums each element: one pass over roles with symbols instead of numbers.
 
 :mod:`blinkccl.trees.forest.order` defines an order. A program is *order-invariant* if the complete value of every slice
-has the same order on every rank that keeps it. Sizes, chunks, slots and engines cannot change the order, so the proof
-does not need them:
-
-- :func:`~blinkccl.schedule.chunking.bind` cuts slices, but never an element;
-- each execution of a role folds the same operands;
-- every engine computes the result of :func:`~blinkccl.collectives.ops.fold`.
-
-The slice of an element depends on the size, so all slices need the same order.
+has the same order on every rank that keeps it. Sizes, chunks, slots and engines cannot change the order:
+:func:`~blinkccl.schedule.chunking.bind` never cuts an element, each execution of a role folds the same operands, and
+every engine computes the result of :func:`~blinkccl.collectives.ops.fold`. The slice of an element depends on the size,
+so all slices need the same order.
 
 An average divides in the role that completes the reduction, before that role rounds. If another role has rounded the
 value before, the completing role rounds once more: a list of one operand, in its own parentheses.
@@ -44,8 +40,7 @@ def order_of(program: Program) -> str | None:
 def order_faults(program: Program, wanted: str | None = None) -> list[str]:
     """One sentence for every role of a valid program that keeps a value of another order than ``wanted``.
 
-    Without ``wanted``, the order of the first role that keeps a value is expected. The sentence names the role at which
-    the order departs.
+    None stands for the order of the first role that keeps a value. The sentence names the role that departs.
     """
     if not program.collective.reduces:
         return [] if not wanted else [f"{program.collective.name} sums nothing, so it has no order {wanted}"]

@@ -37,11 +37,10 @@ def violations(program: Program, topology: Topology) -> list[str]:
 
     A program is valid if
 
-    - all indexes are valid;
+    - all indexes are valid, and slices tile every block;
     - both ends of each queue exist and agree on the order of messages;
     - each contribution enters each slice exactly once, and the reduction is completed where all contributions are in;
     - every destination gets every slice once, and nothing else is written;
-    - slices tile every block;
     - no cycle of waits closes for any size, with finite buffers;
     - in place, no rank overwrites input that it still has to read;
     - every message's path exists and has no memory on it but the queue's home;

@@ -1,12 +1,11 @@
 """Matching of sends with receives: the two ends of every queue, for any number of roles per queue.
 
 A queue is a FIFO, so its two ends must agree on the order of messages *for every size*: roles may have different
-numbers of chunks. In the order of time, message k of role A precedes message j of role B if
-(offset_A + k, place_A) < (offset_B + j, place_B).
+numbers of chunks. Message k of role A precedes message j of B if (offset_A + k, place_A) < (offset_B + j, place_B).
 
 Each end lists its roles from the one that starts first. Both ends give the same order for all k and j exactly if these
-lists have the same slices with the same relative offsets. A list may start after the first role of the tick. Then the
-roles before its start count as the last ones of the previous tick, with their offset lowered by one.
+lists have the same slices with the same relative offsets. Roles before the start of the list count as the last ones of
+the previous tick, with their offset lowered by one.
 """
 
 from __future__ import annotations

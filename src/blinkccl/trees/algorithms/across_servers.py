@@ -1,14 +1,10 @@
 """A broadcast among several servers, composed of trees over the servers and trees inside each server.
 
 Data that enters a server reaches all its ranks by links inside the server, and may leave from any of these ranks. So
-three small packings replace a large one:
-
-- trees over servers, with each server as one vertex;
-- in the root's server, trees from the root;
-- in every other server, trees from the ranks that receive data from other servers, each up to its capacity.
-
-Their prefix sums are laid over one another, which gives trees over all ranks. Each tree crosses between servers on a
-path with enough capacity, preferably from the rank that received the data. The final rate is computed exactly.
+three small packings replace a large one. One has trees over servers, with each server as a vertex. In the root's server
+trees lead from the root, and in every other server from the ranks that receive data, each up to its capacity. Their
+prefix sums are laid over one another, which gives trees over all ranks. Each tree crosses between servers on a path
+with enough capacity, preferably from the rank that received the data. The final rate is computed exactly.
 """
 
 from __future__ import annotations
@@ -108,9 +104,7 @@ class _Cluster:
         self.terminals, self.groups = network.terminals, groups
         owner = owners(network, groups)
         arcs: list[list[tuple[int, int, int]]] = [[] for _ in groups]
-        self.into: dict[int, list[tuple[int, int]]] = {
-            v: [] for v in range(network.n)
-        }  # arcs between servers, reversed
+        self.into: dict[int, list[tuple[int, int]]] = {v: [] for v in range(network.n)}  # reversed arcs across servers
         for u, v, c in network.arcs:
             if u in owner and owner[u] == owner.get(v):
                 arcs[owner[u]].append((u, v, c))
@@ -131,8 +125,8 @@ class _Cluster:
     def _entries(self, place: int, rate: int) -> dict[int, int]:
         """Units that each rank of a server receives from other servers, ``rate`` in all; {} if that is not possible.
 
-        Each rank receives only the units that the server's other ranks cannot carry at their limits (a
-        contra-polymatroid). Ranks with the fewest counterparts on other servers are minimized first.
+        Each rank receives only the units that the other ranks cannot carry at their limits (a contra-polymatroid),
+        those with the fewest counterparts on other servers first.
         """
         group = self.groups[place]
         most = [[sum(c for _, c in self.into[v]) for v in group] for group in self.groups]

@@ -177,8 +177,7 @@ DRAFTS: dict[str, Callable[[Request, FlowNetwork], list[Draft]]] = {
 # cheapest column is selected until its narrowest arc is full, and the lengths of its arcs grow by (1 + ε·used/c). The
 # lengths are prices, so they bound the optimum. The columns selected so far, scaled to fit, are a packing. The
 # iterations end when the packing is at least (1 − ε) of the bound. Theory guarantees this after O(m ln m / ε²)
-# iterations; in practice it is much sooner. The paper states no ε for its "181 trees". The number of trees has no
-# bound, but the rate has.
+# iterations; in practice it is much sooner. The paper states no ε for its "181 trees", whose number has no bound.
 @dataclass(frozen=True, slots=True)
 class ApproximatePacking:
     """Columns with weights that fit exactly; ``rate`` is their sum, ``bound`` the bound proved by prices (a float)."""

@@ -1,14 +1,9 @@
 """Upper bounds on the rate of any algorithm on given links, with a proof: one certificate per collective.
 
-Rates are S per unit of time. The certificates are:
-
-- broadcast and reduce: a minimum cut;
-- AllGather, ReduceScatter, gather, scatter: a bottleneck ratio;
-- alltoall: prices;
-- AllReduce: a partition on symmetric links without transit, else prices.
-
-If transit vertices cannot multicast, prices may give trees a tighter bound than any cut. ``optimal`` computes such a
-bound if the cut is not attained.
+Rates are S per unit of time. Broadcast and reduce have a minimum cut as certificate. AllGather, ReduceScatter, gather
+and scatter have a bottleneck ratio, and alltoall has prices. AllReduce has a partition on symmetric links without
+transit, else prices. If transit vertices cannot multicast, prices may give trees a tighter bound than any cut;
+``optimal`` computes such a bound if the cut is not attained.
 """
 
 from __future__ import annotations

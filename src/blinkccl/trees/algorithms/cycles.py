@@ -15,8 +15,7 @@ Cycle = tuple[int, ...]
 EXACT_VERTICES = 8
 #: The number of states after which a number of cycles counts as refuted. Allocations of a DGX-1 need at most 100.
 REFUTE_LIMIT = 2_000
-#: The most lanes of an arc that are packed one by one, and the number of bundles if it has more. Each cycle is one
-#: level of recursion in the search.
+#: The most lanes of an arc that are packed one by one, and the bundles if it has more: each cycle is one recursion.
 MOST_LANES, _BUNDLES = 256, 32
 #: The number of states after which the search for one path gives up; 16 vertices have at most 2^16 · 16.
 STATE_LIMIT = 200_000
@@ -151,9 +150,8 @@ def hamiltonian_path(
 ) -> Cycle | None:
     """The first path over all ``vertices`` along ``arcs``, or None; if ``closed``, an arc must lead back to its start.
 
-    Wider arcs are tried first, then earlier ``vertices``. With ``start`` None, every vertex is tried as the start. Dead
-    states (vertex, unvisited vertices) are stored; after :data:`STATE_LIMIT` of them it returns None, although a path
-    may exist.
+    Wider arcs are tried first, then earlier ``vertices``. With ``start`` None, every vertex is tried. After
+    :data:`STATE_LIMIT` dead states (vertex, unvisited vertices) it returns None, although a path may exist.
     """
     place = {v: i for i, v in enumerate(vertices)}
     following: dict[int, list[int]] = {v: [] for v in vertices}

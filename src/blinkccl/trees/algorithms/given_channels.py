@@ -4,8 +4,7 @@ Rings become shares as in :mod:`blinkccl.trees.algorithms.ring`. A chain of NCCL
 down again. Channels are equal, as in NCCL. The rate is computed from the links, not read from the file.
 
 If NVLink does not join two neighbours, NCCL uses the memory of another GPU of the job (NVB). No hop of a plan leads
-through a rank. So the forest has a separate vertex for that memory, as a part of the GPU. This vertex and the GPU share
-the GPU's links in proportion to their channels.
+through a rank, so the forest has an extra vertex for that memory. It shares the GPU's links in proportion to channels.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ def forest_of(graphs: Iterable[ChannelGraph], machine: Topology, collective: str
     if graph is None:
         raise UnsupportedError("the graph file has neither rings (id 0) nor trees (id 1); give one with either")
     if graph.across:
-        raise UnsupportedError(
-            "the graph file describes one of several servers, but not the others; give that of a job on one server"
-        )
+        raise UnsupportedError("the graph file describes one of several servers; give that of a job on one server")
     vertex = _vertices(graph, machine)
     ranks = tuple(vertex.values())
     if collective not in COLLECTIVES:
@@ -84,9 +81,7 @@ def _vertices(graph: ChannelGraph, machine: Topology) -> dict[int, int]:
     if len(graph.gpus) < 2:
         raise UnsupportedError("the graph file has one GPU; expected at least two")
     if len({machine.vertex[rank].server for rank in machine.ranks}) > 1:
-        raise UsageError(
-            f"{machine.name} has several servers, but a graph file describes one; give that server's topology"
-        )
+        raise UsageError(f"{machine.name} has several servers, a graph file describes one; give that server's topology")
     ranks = {dev_of(machine, rank): rank for rank in machine.ranks}
     missing = [dev for dev in graph.gpus if dev not in ranks]
     if missing:

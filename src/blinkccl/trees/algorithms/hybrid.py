@@ -10,8 +10,8 @@ plans any split, and :func:`hybrid_split` computes the split for a size and a T_
 
 Difference from the paper: data over PCIe is stored in the hosts' memories and read from them (``--links staged``). This
 needs no switching, but is slower than forwarding by PCIe switches. :mod:`blinkccl.cost.baselines.by_size` times the
-method of the paper. Without switching, two sets are not necessary: ``optimal`` with ``--links all`` packs one forest
-over both link classes. Its trees may use both, and it is never slower.
+paper's method. Without switching one set is enough: ``optimal`` with ``--links all`` packs one forest over both link
+classes, with trees that may use both, and is never slower.
 """
 
 from __future__ import annotations
@@ -78,10 +78,7 @@ def hybrid_split(
 
 
 def measured_gb_per_s(small: tuple[int, float], large: tuple[int, float]) -> Fraction:
-    """The rate of a link class from the bytes and seconds of two calls, without their common latency.
-
-    UsageError unless the second call has more bytes and took longer.
-    """
+    """The rate of a link class from two calls (bytes, seconds); UsageError unless the second is larger and longer."""
     (few, soon), (many, late) = ((size, Fraction(seconds)) for size, seconds in (small, large))
     if not (0 <= few < many and 0 < soon < late):
         raise UsageError(
@@ -100,7 +97,7 @@ def rates(request: Request) -> tuple[Fraction, Fraction]:
 def plan(request: Request) -> Forest:
     """The split of Eq 8 for D → ∞, or T_dpa = 0: in proportion to the rates of the two classes.
 
-    Its rate is the sum of both if the classes share no link. Raises the errors of :func:`plan_split`.
+    Its rate is the sum of both if the classes share no link. The errors are those of :func:`plan_split`.
     """
     pcie_gb_per_s, nvlink_gb_per_s = rates(request)
     return plan_split(request, pcie_gb_per_s / (pcie_gb_per_s + nvlink_gb_per_s))

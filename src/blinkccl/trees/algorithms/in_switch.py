@@ -7,8 +7,7 @@ simulator times it. No other engine runs it, so it is not tried for a job.
 
 ForestColl (arXiv 2402.06787) has 450 GB/s for an AllReduce of the eight GPUs of an H100 server, 200 for two DGX A100.
 Broadcast and AllGather gain nothing if the outbound rate of switches equals their inbound rate. Trees that branch at
-ranks then reach the same cut (Edmonds 1973; Bang-Jensen, Frank and Jackson 1995). A switch with multicast then only
-saves inbound links.
+ranks then reach the same cut (Edmonds 1973; Bang-Jensen, Frank and Jackson 1995); multicast only saves inbound links.
 """
 
 from __future__ import annotations
@@ -69,9 +68,7 @@ def in_switch_forest(topology: Topology, collective: Collective, ranks: Sequence
     view = rank_network_of(topology, tuple(ranks), switches)
     combining = tuple(i for i, vertex in enumerate(view.ids) if vertex in switches)
     if collective.name not in _STAGES:
-        raise UnsupportedError(
-            f"{collective.name} has no trees in which a switch could reduce or multicast; use --algo optimal"
-        )
+        raise UnsupportedError(f"{collective.name} has no trees for switches that reduce; use --algo optimal")
     task = TreeTask(view.network, combining, *_STAGES[collective.name], _roots(collective))
     if len(ranks) > MOST_RANKS:
         raise UnsupportedError(
@@ -110,10 +107,7 @@ def _trees(task: TreeTask, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...
 
 
 def _two_way_trees(task: TreeTask, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...]] | None:
-    """The trees of an AllReduce, used in one direction, for a single root; None if they do not reach the cut.
-
-    An AllReduce has more symmetry, so its trees are faster to find.
-    """
+    """The trees of an AllReduce, which has more symmetry, in one direction for one root; None if below the cut."""
     if len(task.roots) != 1 or not task.network.symmetric:
         return None
     rate, trees = _trees(TreeTask(task.network, task.combining, True, True), cut)

@@ -1,15 +1,14 @@
 """One message over several paths in parallel: direct, through the host's memory, and through GPUs with spare links.
 
 The paths are those of a maximum flow on all links (``--links all``: PCIe parallel to NVLink leads through the hosts'
-memories). Relays are GPUs outside the job and other ranks of it, so the paths together are as fast as any plan.
+memories). Relays are GPUs outside the job and other ranks of it, so the paths together are as fast as any plan. A
+forest has no sizes: :func:`plan` is the split of large messages, in proportion to the paths' rates. The start-up time
+of a path grows with the number of memories on it. :func:`water_filling` is the split for a size: all selected paths end
+at the same time, and paths with too long a start-up get no data. The best splits by size are stored in a table
+(:mod:`blinkccl.trees.algorithms.path_table`).
 
-A forest has no sizes: :func:`plan` is the split of large messages, in proportion to the paths' rates. A path also has a
-start-up time before its first byte arrives, which grows with the number of memories on it. :func:`water_filling` is the
-split for a size: all selected paths end at the same time, and paths with too long a start-up get no data. The best
-splits by size are stored in a table (:mod:`blinkccl.trees.algorithms.path_table`).
-
-Source: multi-path GPU-to-GPU copies with UCX ("The Multi-Path Communication"). The article has two paths, one of them
-through the host, and tables of splits that it does not print.
+Source: multi-path GPU-to-GPU copies with UCX ("The Multi-Path Communication"), with two paths, one of them through the
+host, and tables of splits that the article does not print.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def ways(flow: Forest) -> tuple[WeightedPath, ...]:
 def direct_path(flow: Forest) -> Path:
     """The path of a plain copy: the fewest links without other GPUs, or the plan's first path if it has fewer memories.
 
-    It may have a memory too: if no fast link or switch joins both ends, PCIe parallel to fast links is staged.
+    It has a memory if no fast link or switch joins both ends, since PCIe parallel to fast links is staged.
     """
     first = ways(flow)[0]
     ends = first.path[0], first.path[-1]
@@ -111,14 +110,10 @@ def forest_of(flow: Forest, split: Split) -> Forest:
     shares: list[Share] = []
     for part in split.parts:
         if (part.path[0], part.path[-1]) != (src, dst):
-            raise UnsupportedError(
-                f"path {list(part.path)} leads from {part.path[0]} to {part.path[-1]}, expected from {src} to {dst}"
-            )
+            raise UnsupportedError(f"path {list(part.path)} has other ends, expected from {src} to {dst}")
         for pair in pairwise(part.path):
             if pair not in flow.topology.link:
-                raise UnsupportedError(
-                    f"path {list(part.path)} uses link {pair[0]} → {pair[1]}, which {flow.topology.name} does not have"
-                )
+                raise UnsupportedError(f"path {[*part.path]}: {flow.topology.name} has no link {pair[0]} → {pair[1]}")
         tree = _tree(part.path, flow.ranks)
         for _ in range(part.streams):
             shares.append(Share(part.weight / part.streams, len(shares), None, src, None, tree))
@@ -153,10 +148,7 @@ def water_filling(size_bytes: int, costs: Sequence[PathCost]) -> tuple[Fraction,
     Exact except for the rounding of parts. Cost: O(n log n) for n paths.
     """
     if size_bytes < 0 or not costs or any(cost.start_s < 0 or cost.bytes_per_s <= 0 for cost in costs):
-        raise UsageError(
-            f"{size_bytes} bytes over {list(costs)}: expected at least one path, sizes and starts of at least 0, "
-            "and positive rates"
-        )
+        raise UsageError(f"{size_bytes} bytes over {list(costs)}: expected a path, positive rates, nothing negative")
     if size_bytes == 0:
         first = min(range(len(costs)), key=lambda place: costs[place].start_s)
         return tuple(Fraction(place == first) for place in range(len(costs)))
@@ -185,10 +177,9 @@ _INSIDE = {"three_stage": three_stage.plan, "flat": stars.flat}
 def inside_sockets(request: Request, algorithm: str, host_part: Fraction | None = None) -> Forest:
     """An AllReduce with multi-path copies inside sockets, as in the article for ``three_stage`` and ``flat``.
 
-    Each share is split in two: one uses its planned hops, the other goes through the host between GPUs of a socket.
-    ``host_part`` is the second part of the data, 0 < part < 1. None: in proportion to the rates of the direct and the
-    staged path, for the pair with the smallest part. UnsupportedError if no two GPUs of a socket are joined by both a
-    link and their host.
+    Each share is split in two: one uses its planned hops, the other the host between GPUs of a socket. ``host_part`` is
+    the second part of the data, 0 < part < 1. None: in proportion to the rates of both paths, for the pair with the
+    smallest part. UnsupportedError if no two GPUs of a socket are joined by both a link and their host.
     """
     request = replace(request, links="all")
     forest = _INSIDE[algorithm](request)

@@ -2,34 +2,26 @@
 
 - broadcast, reduce: arborescences that fill a minimum cut (Edmonds 1973);
 - allgather, reduce_scatter: equal arborescences from every rank that fill the bottleneck ratio;
-- allreduce: undirected trees that fill a partition (Tutte, Nash-Williams 1961). With transit it is an orientation of
-  links, or for few ranks pairs of in- and out-trees. On one-way links it is a division of each link between up and
-  down;
+- allreduce: undirected trees that fill a partition (Tutte, Nash-Williams 1961); with transit an orientation of links,
+  or for few ranks pairs of in- and out-trees; on one-way links a division of each link between up and down;
 - gather, scatter, sendrecv: maximum flows decomposed into paths;
 - alltoall: a maximum concurrent flow, with one source per orbit of equivalent ranks.
 
-Without transit
----------------
-Without transit vertices everything except alltoall is combinatorial and integral: weights are multiples of 1/p for an
-optimum p/q. The exception is AllReduce among pairs with equal links, where every rank has a star of 1/N. Trees are made
-shallow by local search; ``fewest-trees`` searches further.
+**Without transit.** Without transit vertices everything except alltoall is combinatorial and integral: weights are
+multiples of 1/p for an optimum p/q. The exception is AllReduce among pairs with equal links, where every rank has a
+star of 1/N. Trees are made shallow by local search; ``fewest-trees`` searches further.
 
-With transit
-------------
-With transit (switches, NICs, hosts), clusters of equal servers need only the trees of one rank, rotated. For more than
-eight ranks without symmetry, switches with equal inbound and outbound capacity are split into links from rank to rank,
-which gives integral weights again (:mod:`~blinkccl.trees.packing.splitting`). Otherwise trees over ranks are priced by
-their cheapest unicast hops. This is exact for every kind of switch, but weights may have dozens of digits.
+**With transit.** With transit (switches, NICs, hosts), clusters of equal servers need only the trees of one rank,
+rotated. For more than eight ranks without symmetry, switches with equal inbound and outbound capacity are split into
+links from rank to rank, which gives integral weights again (:mod:`~blinkccl.trees.packing.splitting`). Otherwise trees
+over ranks are priced by their cheapest unicast hops, which is exact for every kind of switch, with weights of up to
+dozens of digits. If neither is feasible, the default is trees of equal weight within a hundredth of the bound, which is
+still proved; from 65 ranks on it is the best such trees. An AllReduce also uses them if exact trees are deeper, and
+from 17 ranks on whenever they are found.
 
-If neither is feasible, the default is trees of equal weight within a hundredth of the bound, which is still proved.
-From 65 ranks on it is the best such trees. An AllReduce also uses them if exact trees are deeper, and from 17 ranks on
-whenever they are found.
-
-Weights and depth
------------------
-Weights with a denominator above 64 are rounded, at a cost of at most a hundredth of the rate. If the plan of an
-all-to-all collective is still deep, trees with fewer hops are searched; ``least-depth`` searches for the fewest
-(:mod:`~blinkccl.trees.algorithms.refine`). ``exact`` computes the optimum itself, without a limit on time.
+**Weights and depth.** Weights with a denominator above 64 are rounded, at a cost of at most a hundredth of the rate. If
+the plan of an all-to-all collective is still deep, trees with fewer hops are searched; ``least-depth`` searches for the
+fewest (:mod:`~blinkccl.trees.algorithms.refine`). ``exact`` computes the optimum itself, without a limit on time.
 """
 
 from __future__ import annotations

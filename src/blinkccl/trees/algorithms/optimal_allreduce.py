@@ -3,8 +3,7 @@
 Both phases share the links. The methods are:
 
 - symmetric links without transit: undirected spanning trees, each rooted at its centre, as many as a partition allows;
-- with transit: the AllGather's trees, used up and down, if they reach the bound; else an orientation of links, which
-  has whole trees;
+- with transit: the AllGather's trees, used up and down, if they reach the bound, else whole trees of an orientation;
 - otherwise: pairs of an in-tree and an out-tree with one root, priced together. This is exact for one-way links, for
   few ranks with transit, and if several roots are better than one (a one-way ring of six: 3/5).
 """

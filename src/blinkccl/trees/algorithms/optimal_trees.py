@@ -57,8 +57,7 @@ FEW_ORBITS = 4
 MOST_PER_ROOT = 8
 #: The most equal trees from one root among many ranks, where exact trees take hours.
 MOST_FROM_ONE = 128
-#: The loss of rate accepted for fewer hops, if no trees reach the bound: without it two GB200 NVL72 would have 82 hops
-#: instead of 18.
+#: The loss of rate for fewer hops if no trees reach the bound; two GB200 NVL72 have 18 hops instead of 82.
 FOR_HOPS = Fraction(1, 10)
 
 
@@ -336,13 +335,11 @@ def servers_of(view: RankNetwork) -> Groups:
     return tuple(tuple(ranks.index(rank) for rank in group) for group in by_server(view.topology, ranks))
 
 
-# Familiar broadcast trees, which are optimal on common machines and are tried before any search.
-# - Behind one switch: the star; N−1 two-hop stars (root → i → all others), which use every port fully at depth 2; two
-#   complementary trees; a chain.
-# - On several servers: each share enters a server at one rank and spreads from it. Between servers it uses a star, two
-#   complementary trees or a chain.
-# A list of shapes is optimal if whole multiples of them fill the minimum cut, which an integer program of a few columns
-# decides.
+# Familiar broadcast trees, which are optimal on common machines and are tried before any search. Behind one switch they
+# are the star; N−1 two-hop stars (root → i → all others), which use every port fully at depth 2; two complementary
+# trees; a chain. On several servers each share enters a server at one rank and spreads from it; between servers it uses
+# a star, two complementary trees or a chain. A list of shapes is optimal if whole multiples of them fill the minimum
+# cut, which an integer program of a few columns decides.
 def familiar_trees(network: FlowNetwork, root: int, groups: Groups, *, fewest: bool = False) -> Iterator[list[Column]]:
     """Lists of out-trees from ``root`` that may fill the cut together, shallow ones first (``fewest``: single trees).
 

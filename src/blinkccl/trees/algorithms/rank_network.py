@@ -100,11 +100,9 @@ class ByIdentity:
         return isinstance(other, ByIdentity) and self.topology is other.topology
 
 
-def rank_network_of(
-    topology: Topology, ranks: tuple[int, ...], uncontracted: frozenset[int] = frozenset()
-) -> RankNetwork:
-    """The packing network for these ranks; all other vertices are transit, and ``uncontracted`` stay vertices."""
-    return _rank_network_of(ByIdentity(topology), ranks, uncontracted)
+def rank_network_of(topology: Topology, ranks: tuple[int, ...], fixed: frozenset[int] = frozenset()) -> RankNetwork:
+    """The packing network for these ranks; all other vertices are transit, and ``fixed`` ones are not contracted."""
+    return _rank_network_of(ByIdentity(topology), ranks, fixed)
 
 
 @lru_cache(maxsize=64)

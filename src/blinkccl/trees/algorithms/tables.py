@@ -14,14 +14,12 @@ of measurements are *cells* with the time of each way. A file of cells is readab
 
 A table is for one machine, identified by a hash of its links
 (:func:`~blinkccl.trees.algorithms.path_table.machine_key`), or by the name and number of a host's CPUs. ``ranks`` are
-vertices of the machine, or ranks of the host. ``kind`` is one of:
+vertices of the machine, or ranks of the host. ``by`` names the origin for people, ``gpu`` and ``nccl`` (NCCL's version
+number) for the planner. ``kind`` is one of:
 
 - "gpus" (``blink tune``): kernels of libblink.so and NCCL, in alternation;
-- "laboratory" (``blink lab``): plans over TCP on links that are ``slower`` times slower, with seconds converted to the
-  machine's rates;
+- "laboratory" (``blink lab``): plans over TCP on links ``slower`` times slower, in seconds at the machine's rates;
 - "host" (``blink tune -g``): processes that share memory, and the built-in choice, in alternation.
-
-The origin of the measurement is ``by``, for people. For the planner it is ``gpu`` and ``nccl``, NCCL's version number.
 
 A cost is measured if there is a measurement, else predicted. A cell holds for all sizes of its range, and only its ways
 are compared. Its author measured the ways with a chance by prediction, so a way that it does not list has lost. A cell
@@ -276,9 +274,7 @@ def cell_fault(cell: Cell, kind: str) -> str:
     name = f"{cell.collective} at {cell.size_bytes} bytes"
     ranks = cell.ranks
     if not 2 <= len(ranks) <= 4096 or len(set(ranks)) < len(ranks) or not -1 <= cell.root < len(ranks):
-        return (
-            f"{name}: root {cell.root} among ranks {list(ranks[:8])}, expected 2 to 4096 different ranks with the root"
-        )
+        return f"{name}: root {cell.root} among ranks {list(ranks[:8])}, expected one of 2 to 4096 different ranks"
     if not 0 <= cell.least <= cell.size_bytes < cell.below <= NO_LIMIT:
         return f"{name}: its range is {cell.least} to {cell.below}, expected one with its size"
     for time in cell.times:
@@ -302,10 +298,8 @@ def _time_fault(time: Time, kind: str) -> str:
     least_chunk = int(kind == HOST and first.algorithm != BUILT_IN)
     for way in time.ways:
         if not least_chunk <= way.chunk_bytes <= MOST_CHUNK_BYTES or not 0 <= way.parts <= MOST_PARTS:
-            return (
-                f"messages of {way.chunk_bytes} bytes in {way.parts} parts, expected {least_chunk} to "
-                f"{MOST_CHUNK_BYTES} bytes and at most {MOST_PARTS} parts"
-            )
+            limits = f"expected {least_chunk} to {MOST_CHUNK_BYTES} bytes and 0 to {MOST_PARTS} parts"
+            return f"messages of {way.chunk_bytes} bytes in {way.parts} parts, {limits}"
     if kind == HOST and first.copied:
         return f"protocol {COPIED} is for variants, not for the first way"
     for way in variants:
