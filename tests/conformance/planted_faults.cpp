@@ -1,5 +1,5 @@
-// The tests of the kernel context with one of the faults that were planted in the headers that this was compiled with:
-// `planted_faults FAULT LAUNCHES` ends with 0 if nothing was noticed in about so many launches; fault 0 is none.
+// The tests of the kernel context with one of the faults planted in the headers: `planted_faults FAULT LAUNCHES` exits
+// with 0 if no test failed in about LAUNCHES launches; fault 0 plants nothing.
 int blink_planted = 0;
 
 #define main context_main
@@ -19,7 +19,7 @@ int main(int count, char** arguments) {
     Run run(round % 2 == 0 ? Geometry{1, slots, 4096, 4096} : Geometry{2, slots, 256, 384});
     run.mesh.pretend(from);
     for (int i = 0; i < 6 && !noticed(); ++i, ++launched) test_any(run, random, "launch " + std::to_string(launched));
-#ifdef BLINK_REAL_THREADS  // their time is the system's
+#ifdef BLINK_REAL_THREADS  // These run in real time.
     continue;
 #endif
     if (!noticed()) test_star(round % 3);

@@ -1,9 +1,9 @@
-// Runs cases of generated code from standard input, and says where an output is not what was expected.
+// Runs cases of generated code from standard input, and reports outputs that differ from the expected ones.
 //
 // A case is a line of numbers: the program's index; ranks, blocks, parts, slots, slot_bytes, line_bytes, count,
-// chunk_bytes; how many connections, and of each src, dst, ring, lines, tail, dst_position, head, src_position; per rank
-// the segment's bytes, the number of its inputs and they, the number of its outputs and what they must become. Elements
-// are int32 and are summed. Each case is launched six times on one memory, by the entries of all protocols in turns.
+// chunk_bytes; the number of connections, and of each src, dst, ring, lines, tail, dst_position, head, src_position; per
+// rank the segment's bytes, the number of its inputs and the inputs, the number of its outputs and the expected outputs.
+// Elements are int32 and are summed. Each case is launched six times on one memory, with all protocols in turn.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 typedef void (*Entry)(const blink::Call*, uint32_t);
 
-// Whether all blocks came to their ends; where they are emulated, with 64 threads each.
+// True if all blocks ended; emulated blocks have 64 threads each.
 inline bool launched(Entry entry, const std::vector<blink::Call>& calls, std::uint32_t blocks) {
   const auto ranks = static_cast<std::uint32_t>(calls.size());
 #ifdef BLINK_EMULATED
@@ -67,7 +67,7 @@ inline void connect(std::vector<RankMemory>& ranks, const std::vector<std::uint6
   target.connections[connection] = both;
 }
 
-// Whether the case that begins with `index` did what it should.
+// True if the case that begins with `index` gave the expected outputs.
 inline bool run_case(const Entry* entries, std::uint64_t index) {
   const auto ranks = static_cast<std::uint32_t>(number()), blocks = static_cast<std::uint32_t>(number());
   blink::Call call = {};

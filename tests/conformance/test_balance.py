@@ -1,6 +1,6 @@
-"""All blocks of a rank move as many bytes, in every program that ``libblink.so`` can choose.
+"""All blocks of a rank move about the same bytes, in every program that ``libblink.so`` can choose.
 
-What they move is added up anew from what the device layer cuts for each part, role by role.
+The bytes are summed independently, role by role, from the pieces that the device layer cuts for each part.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from support.examples import ALL_TESTS
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 
 PIECE_BYTES = header("call.h").constants["kPieceBytes"]
-#: Machines with NVIDIA's GPUs, with the blocks that a rank gets there where nobody says.
+#: Machines with NVIDIA GPUs, and the default number of blocks of a rank.
 BLOCKS = {
     "dgx-1p": 14,
     "dgx-1v": 20,
@@ -56,8 +56,8 @@ BLOCKS = {
 }
 LARGE = 1 << 30
 MOST_BLOCKS = 32
-#: Single slices are more than a fifth of what a rank moves there, and one block does not hold all connections. That
-#: machine's GPUs are not CUDA's.
+#: Exceptions: a single slice is more than a fifth of a rank's bytes, and one block cannot hold all connections. This
+#: machine has no CUDA GPUs.
 UNEVEN = {
     ("mi250", "hybrid", "allreduce", 5): Fraction(133, 100),
     ("mi250", "hybrid", "allreduce", 7): Fraction(131, 100),
@@ -85,7 +85,7 @@ def programs(name: str, gpus: tuple[int, ...], blocks: int, algorithms: tuple[st
 
 
 def lowered(name: str, gpus: tuple[int, ...], algorithms: tuple[str, ...]) -> Iterator[tuple[str, Program]]:
-    """Every collective by every algorithm that serves it, not yet dealt to blocks."""
+    """The programs of every collective by every algorithm that serves it, before they are dealt to blocks."""
     whole = JobPlacement(parse_spec(name), gpus)
     direct = without_memories(whole)
     for collective, algorithm in product(collectives(len(gpus)), algorithms):
@@ -101,40 +101,40 @@ def lowered(name: str, gpus: tuple[int, ...], algorithms: tuple[str, ...]) -> It
 
 
 def connections(program: Program) -> int:
-    """The most that a rank has."""
+    """The largest number of connections of a rank."""
     met = Counter(role.rank for role in program.roles for _ in (*role.receives, *role.sends))
     return max(met.values(), default=0)
 
 
 def least_even_bytes(program: Program, parts: int) -> int:
-    """From this size on every slice has a piece of 16 KiB at least for each part."""
+    """The least size in bytes at which every slice has a piece of at least 16 KiB for each part."""
     smallest = min((weight for weight in weights(program) if weight), default=Fraction(1))
     size = ceil(parts * PIECE_BYTES / smallest)
     return -(-size // (64 * program.collective.total_blocks())) * 64 * program.collective.total_blocks()
 
 
 def moved_by_blocks(program: Program, parts: int, size_bytes: int) -> dict[int, list[int]]:
-    """By rank, the elements that each of its blocks reads and stores in a call of S bytes."""
+    """The elements that each block of a rank reads and stores in a call of S bytes, by rank."""
     call = LaunchCall(count=size_bytes // 4 // program.collective.total_blocks(), dtype=DTYPE_CODES["float32"])
     call.parts, call.piece_bytes, call.chunk_bytes = parts, PIECE_BYTES, 1 << 18
     lengths = [[piece.length for piece in pieces(program, call, part)] for part in range(parts)]
-    found = {rank: [0] * (parts * len(program.channels)) for rank in range(len(program.ranks))}
+    moved = {rank: [0] * (parts * len(program.channels)) for rank in range(len(program.ranks))}
     for role in program.roles:
         times = len(role.receives) + role.contributes + role.keeps + len(role.sends)
         for part in range(parts):
-            found[role.rank][role.channel * parts + part] += times * lengths[part][role.slice]
-    return found
+            moved[role.rank][role.channel * parts + part] += times * lengths[part][role.slice]
+    return moved
 
 
 def worst(program: Program, parts: int, blocks: int, size_bytes: int) -> float:
-    """max/mean over all blocks of a rank, of the rank where that is most."""
-    found = moved_by_blocks(program, parts, size_bytes).values()
-    return max((max(loads) / (sum(loads) / blocks) for loads in found if any(loads)), default=1.0)
+    """The largest max/mean over the blocks of a rank, of all ranks."""
+    moved = moved_by_blocks(program, parts, size_bytes).values()
+    return max((max(loads) / (sum(loads) / blocks) for loads in moved if any(loads)), default=1.0)
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("name", "gpus", "blocks"), list(jobs()))
-def test_every_block_moves_as_much(name: str, gpus: tuple[int, ...], blocks: int) -> None:
+def test_blocks_move_about_the_same_bytes(name: str, gpus: tuple[int, ...], blocks: int) -> None:
     checked = 0
     algorithms = tuple(ALGORITHMS) if ALL_TESTS or len(gpus) == 4 else DEFAULT
     for program in programs(name, gpus, blocks, algorithms):
@@ -157,7 +157,7 @@ def machines() -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("name", "gpus", "algorithms"), list(machines()))
 def test_every_number_of_blocks(name: str, gpus: tuple[int, ...], algorithms: tuple[str, ...]) -> None:
-    """From 1 to 32; refused is only what has more connections than so many blocks hold."""
+    """Only a program with more connections than the blocks hold is refused, for 1 to 32 blocks."""
     checked = 0
     for algorithm, program in lowered(name, gpus, algorithms):
         for blocks in range(1, MOST_BLOCKS + 1) if ALL_TESTS or len(gpus) == 4 else (1, 4, 7, 20):
@@ -172,7 +172,7 @@ def test_every_number_of_blocks(name: str, gpus: tuple[int, ...], algorithms: tu
             limit = UNEVEN.get(key, MOST_IMBALANCE)
             assert imbalance(shared, parts, blocks) <= limit, key
             checked += 1
-            # One channel is cut alike for every number of blocks: some stand for all.
+            # One channel is cut in the same way for every number of blocks, so three numbers are enough.
             if len(shared.channels) == 1 and blocks not in (1, 7, MOST_BLOCKS):
                 continue
             for size_bytes in (LARGE, least_even_bytes(shared, parts)):
@@ -180,16 +180,16 @@ def test_every_number_of_blocks(name: str, gpus: tuple[int, ...], algorithms: tu
     assert checked >= 20
 
 
-def test_what_is_planned_by_default_uses_every_block() -> None:
-    """Blocks are dealt to the widest program of a job: one of more channels would leave the others fewer."""
+def test_default_plans_use_every_block() -> None:
+    """All programs have one channel: the widest program of a job gets the blocks, so a wider one would take some."""
     for name in BLOCKS if ALL_TESTS else ("dgx-1v", "hgx-h100"):
         place = JobPlacement(parse_spec(name), parse_spec(name).ranks)
         for blocks in (1, 7, BLOCKS[name]):
             assert {one.channels for one in candidates(place, DEFAULT, blocks, {}).every} == {1}
 
 
-def test_the_check_sees_what_round_robin_does() -> None:
-    """Lane r is rank r's star, dealt to channel r: there four blocks of a rank move as much as 12 would in the mean."""
+def test_the_check_notices_round_robin() -> None:
+    """Lane r, rank r's star, is dealt to channel r, so four blocks of a rank move as much as 12 blocks on average."""
     (one,) = candidates(JobPlacement(parse_spec("hgx-h100"), tuple(range(8))), ("optimal",), 32, {}).by_key[
         "allgather", -1
     ]
@@ -201,28 +201,28 @@ def test_the_check_sees_what_round_robin_does() -> None:
 
 
 def test_small_slices_run_side_by_side() -> None:
-    """Of 8 stars too small to be cut no two lie on one block; nor do the messages of an AllToAll on any rank."""
+    """Every one of 8 uncut stars has a block of its own, and on every rank each message of an AllToAll."""
     place = JobPlacement(parse_spec("hgx-h100"), tuple(range(8)))
-    found = candidates(place, ("optimal",), 32, {}).by_key
-    (stars,) = found["allreduce", -1]
+    programs = candidates(place, ("optimal",), 32, {}).by_key
+    (stars,) = programs["allreduce", -1]
     for loads in moved_by_blocks(stars.program, 32, 8 * PIECE_BYTES).values():
         assert sum(map(bool, loads)) == 8
-    (pairs,) = found["alltoall", -1]
+    (pairs,) = programs["alltoall", -1]
     for loads in moved_by_blocks(pairs.program, 32, 8 * PIECE_BYTES).values():
         assert sum(map(bool, loads)) == 15
 
 
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "alltoall"])
 def test_dealt_programs_give_the_bits_of_the_reference(name: str) -> None:
-    """Small slices in few pieces and large ones in all, one after the other on the same connections."""
+    """Small slices run in few pieces, large ones in all, in turn on the same connections."""
     (one,) = candidates(JobPlacement(parse_spec("dgx-1v"), (1, 4, 5, 6)), ("optimal",), 5, {}).by_key[name, -1]
     program, random = one.program, np.random.default_rng(3)
     for count in (1, 700, 4000):
         call = CollectiveCall.of(program.collective, "float32", count)
         elements = count * (4 if name == "alltoall" else 1)
         inputs = [random.standard_normal(elements).astype(np.float32) for _ in range(4)]
-        wanted = run_reference(program, inputs, call)
+        expected = run_reference(program, inputs, call)
         for protocol in ("simple", "ll", "ll128"):
             options = GeneratedOptions(protocol, 5, 256)
-            found = generated.run(program, inputs, call, chunk_bytes=512, options=options)
-            assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+            outputs = generated.run(program, inputs, call, chunk_bytes=512, options=options)
+            assert all(np.array_equal(a, b) for a, b in zip(outputs, expected, strict=True))

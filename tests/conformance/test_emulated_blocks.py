@@ -1,7 +1,7 @@
-"""Every algorithm × collective × protocol as the code that GPUs run, on emulated blocks of 64 and 128 threads.
+"""The GPU code of every algorithm × collective × protocol, on emulated blocks of 64 and 128 threads.
 
-Each launch has a seed of its own: its schedule, what stores are held back, what loads see of the past. The seed is in
-the message, and shows the same again.
+Each launch has a seed, which determines its schedule, delayed stores, and loads of old values. A failure's message has
+the seed, which reproduces it.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from support.planned import plan
 
 pytestmark = needs_compiler
 
-#: In a merge all plans with all protocols, by turns on blocks of either size.
+#: Number of launches; ``make test`` runs all plans with all protocols, in turns on blocks of both sizes.
 SCHEDULES = 10_000 if ALL_TESTS else 153
-#: Between them these machines have plans of all algorithms, and queues that are staged.
+#: Machines that together have plans of all algorithms, and staged queues.
 MACHINES = (*FEW, "dgx-1v")
-#: Of a message, in bytes.
+#: Bytes of a message.
 CHUNKS = (64, 256, 1008, 4096)
 
 
 @cache
 def programs(slots: int) -> dict[tuple[str, str], Program]:
     """(algorithm, collective) → its program on the first machine that has one."""
-    found: dict[tuple[str, str], Program] = {}
+    lowered: dict[tuple[str, str], Program] = {}
     for spec, algorithm, name in product(MACHINES, ALGORITHMS, COLLECTIVES):
-        if (algorithm, name) in found:
+        if (algorithm, name) in lowered:
             continue
         forest = plan_or_reason(spec, algorithm, name)
         if not isinstance(forest, str) and not (program := lower(forest, slots)).relays:
-            found[algorithm, name] = program
-    return found
+            lowered[algorithm, name] = program
+    return lowered
 
 
 def test_no_algorithm_and_no_collective_is_left_out() -> None:
@@ -60,7 +60,7 @@ def count_of(program: Program, number: int, chunk_bytes: int) -> int:
 
 @pytest.mark.timeout(7200 if ALL_TESTS else 300)
 def test_random_schedules_equal_the_oracle() -> None:
-    """Sizes from 0 on, ragged ones, in and out of place, all types and operations, blocks that begin anywhere."""
+    """The launches have ragged sizes from 0 on, both placements, all types and operations, and any start of a block."""
     ways = cycle(product((64, 128), WIRES, programs(1)))
     with emulated(Machine()) as machine:
         generated.prepare(programs(1).values())
@@ -71,7 +71,7 @@ def test_random_schedules_equal_the_oracle() -> None:
             dtype, op = SERVED[number % len(SERVED)]
             machine.threads = threads = larger if ALL_TESTS else (64, 128)[number % 2]
             machine.skew = turn // 3 % 4
-            found = difference(
+            error = difference(
                 partial(generated.run, options=generated.GeneratedOptions(protocol, 1 + turn % 2)),
                 program,
                 count=count_of(program, turn, chunk_bytes),
@@ -80,18 +80,18 @@ def test_random_schedules_equal_the_oracle() -> None:
                 chunk_bytes=chunk_bytes,
                 in_place=turn % 2 == 0 and program.collective.name != "alltoall",
             )
-            assert found is None, (plan, protocol, threads, dtype, op, chunk_bytes, turn, machine.seed - 1, found)
+            assert error is None, (plan, protocol, threads, dtype, op, chunk_bytes, turn, machine.seed - 1, error)
     assert machine.launches == SCHEDULES
 
 
-#: (algorithm, machine, GPUs): trees up and down, stars, a ring, and one in which each rank sums by itself.
+#: (algorithm, machine, GPUs): trees up and down, stars, a ring, and a plan in which every rank sums by itself.
 TORN = {
     "trees": ("optimal", "dgx-1v", "1,4,5,6"),
     "stars": ("one_hop", "dgx-a100", "0-3"),
     "ring": ("ring", "dgx-1v", "0-3"),
     "one_shot": ("one_shot", "dgx-a100", "0-3"),
 }
-#: Of each plan with each wire; a merge runs one plan.
+#: Runs of each plan with each wire; ``make test`` runs one plan.
 RUNS = 500 if ALL_TESTS else 6
 
 
@@ -100,7 +100,7 @@ RUNS = 500 if ALL_TESTS else 6
     "name", ["trees", *(pytest.param(name, marks=pytest.mark.slow) for name in TORN if name != "trees")]
 )
 def test_sums_are_right_when_lines_are_torn(name: str) -> None:
-    """An AllReduce with a ragged end, whose messages are a few lines: a look often has an old line and a new flag."""
+    """The AllReduce has a ragged end and messages of a few lines, so a read often gets an old line with a new flag."""
     wrong = dict.fromkeys(WIRES, 0)
     program = lower(plan(*TORN[name], "allreduce"), 2)
     with emulated(Machine()) as machine:
@@ -117,12 +117,12 @@ def test_sums_are_right_when_lines_are_torn(name: str) -> None:
 @pytest.mark.parametrize("threads", [64, 128])
 @pytest.mark.parametrize("protocol", WIRES)
 def test_large_sizes_equal_the_oracle(protocol: str, threads: int) -> None:
-    """A Mi of elements and a few more, for every algorithm and collective."""
+    """Every algorithm and collective runs with 1 Mi elements and a few more."""
     with emulated(Machine(threads, seed=1 << 32)) as machine:
         generated.prepare(programs(1).values())
         for number, (plan, program) in enumerate(programs(2).items()):
             blocks = program.collective.total_blocks()
-            found = difference(
+            error = difference(
                 partial(generated.run, options=generated.GeneratedOptions(protocol, 2)),
                 program,
                 count=((1 << 20) + 5) // blocks,
@@ -130,4 +130,4 @@ def test_large_sizes_equal_the_oracle(protocol: str, threads: int) -> None:
                 chunk_bytes=(4096, 32768)[number // 2 % 2],
                 in_place=number % 2 == 0 and program.collective.name != "alltoall",
             )
-            assert found is None, (plan, machine.seed - 1, found)
+            assert error is None, (plan, machine.seed - 1, error)

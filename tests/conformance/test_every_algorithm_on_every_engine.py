@@ -1,7 +1,6 @@
-"""Every registered algorithm × collective × engine × type × ragged size × slots × placement: the oracle.
+"""Every registered algorithm × collective × engine × type × ragged size × slots × placement equals the oracle.
 
-New rows in any registry are picked up by themselves. The only accepted refusal is an UnsupportedError
-that gives its reason.
+New rows of any registry are tested automatically. The only accepted refusal is an UnsupportedError with a reason.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from support.execution import difference, ragged_counts
 from support.extras import more_with
 from support.planned import asked
 
-#: Links without a ring, a switched box, one with sockets, a ring, no symmetry, two servers, and GPUs between the ranks.
+#: Machines: no ring, a switch, two sockets, a ring, full mesh, no symmetry, two servers, GPUs between the ranks.
 JOBS: dict[str, str | None] = {
     "dgx-1v": "1,4,5,6",
     "dgx-a100": "0,3,5,6",
@@ -42,9 +41,9 @@ JOBS: dict[str, str | None] = {
     "2x dgx-1v @ 40Gbps": "0,1,2+1,2",
     "chain:7": "0,3,6",
 }
-#: Between them these machines have all algorithms and collectives.
+#: Machines that together have plans of all algorithms and collectives.
 FEW = ("dgx-a100", "2x dgx-1v @ 40Gbps")
-#: Where GPUs outside the job pass data on, as relays.
+#: Machines whose GPUs outside the job forward data, as relays.
 RELAYED = ("chain:7",)
 CHUNK_BYTES = 64
 
@@ -52,7 +51,7 @@ CHUNK_BYTES = 64
 def run_small(
     program: Program, inputs: Sequence[Array | None], call: CollectiveCall, **arguments: Any
 ) -> list[Array | None]:
-    """The host engine with the flags inside the messages, as far as there is room for them."""
+    """The host engine with inline flags, if the messages are small enough."""
     channels = tuple(replace(channel, protocol=INLINE) for channel in program.channels)
     try:
         return host.run(replace(program, channels=channels), inputs, call, **arguments)
@@ -62,7 +61,7 @@ def run_small(
         return host.run(program, inputs, call, **arguments)
 
 
-#: Every way to run a Program that is to be had here: the engines, and some engines' other ways for messages to go.
+#: Ways to run a Program on this machine: all engines, and options of some engines.
 RUNS: dict[str, RunProgram] = {name: engine.run for name, engine in ENGINES.items() if engine.missing is None}
 if "host" in RUNS:
     RUNS["host, shared tensors"] = partial(host.run, options=host.HostOptions(shared=True))
@@ -73,7 +72,7 @@ if "generated" in RUNS:
     RUNS["generated, LL128"] = partial(generated.run, options=generated.GeneratedOptions("ll128", 3))
 
 
-#: Every type with every operation that it has, in an order in which neighbours differ in both.
+#: Every type with every operation that it has; neighbours differ in both.
 SERVED = sorted(
     ((dtype, op) for dtype, row in DTYPES.items() for op, chosen in OPS.items() if row.serves(chosen)),
     key=lambda pair: ((list(DTYPES).index(pair[0]) + list(OPS).index(pair[1])) % len(DTYPES), pair),
@@ -94,7 +93,7 @@ def plan_or_reason(spec: str, algorithm: str, name: str) -> Forest | str:
 
 @cache
 def compiled(spec: str) -> None:
-    """The code of all programs on a machine, compiled in one go: a compiler takes longest to start."""
+    """Compile the code of all programs on a machine in one file, because a compiler takes longest to start."""
     if "generated" in RUNS and (spec in FEW or ALL_TESTS):
         forests = [plan_or_reason(spec, algorithm, name) for algorithm in ALGORITHMS for name in COLLECTIVES]
         programs = [lower(forest) for forest in forests if not isinstance(forest, str)]
@@ -116,7 +115,7 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
         assert violations(program, forest.topology) == []
         for engine, count, in_place in cases(spec, program, slots):
             dtype, op = next(pairs)
-            found = difference(
+            error = difference(
                 RUNS[engine],
                 program,
                 count=count,
@@ -125,18 +124,18 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
                 chunk_bytes=CHUNK_BYTES,
                 in_place=in_place,
             )
-            assert found is None, f"{engine}, slots {slots}, {count} × {dtype}, {op}, in place {in_place}: {found}"
+            assert error is None, f"{engine}, slots {slots}, {count} × {dtype}, {op}, in place {in_place}: {error}"
 
 
-#: The engines that play on these alone: sockets and torch-p2p make connections for every run, generated code starts a
-#: compiler and a thread per block, and the others are second ways of an engine that plays everywhere.
+#: Engines that run on few machines: sockets and torch-p2p connect for every run, generated code needs a compiler and a
+#: thread per block, and the others are options of an engine that runs everywhere.
 ON_FEW = {"sockets", "torch-p2p", *(name for name in RUNS if name.startswith(("generated", "host, ")))}
 
 
 def cases(spec: str, program: Program, slots: int) -> list[tuple[str, int, bool]]:
-    """All of them; or in a merge half of the counts, with 2 slots the others, and each in one place.
+    """All cases (engine, count, in place). ``make test`` runs half of the counts with 1 slot, the others with 2.
 
-    Which half is with which slots, and which place is whose, changes from engine to engine and plan to plan.
+    Each of these has one placement. The halves and placements differ by engine and by plan.
     """
     places = (False,) if program.collective.name == "alltoall" else (False, True)
     counts = ragged_counts(program, CHUNK_BYTES // 4)
@@ -152,7 +151,7 @@ def cases(spec: str, program: Program, slots: int) -> list[tuple[str, int, bool]
 
 
 def runs(engine: str, program: Program) -> bool:
-    """Whether it has what the program needs: relays, or messages that lie in neither end's memory."""
+    """True if the engine can run the program: its relays, and messages staged outside the memory of their ends."""
     pushed = all(queue.home == queue.path[-1] for queue in program.queues)
     return engine.startswith(("reference", "host", "sockets")) or (
         not program.relays and (pushed or engine == "torch-p2p")
@@ -184,15 +183,15 @@ def plans_on(spec: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("engine", RUNS)
 def test_every_type_and_operation_on_every_engine(engine: str) -> None:
-    """Pairwise: every type with every operation that it has, each on one of three collectives."""
+    """Every type runs with every operation that it has, each pair on one of three collectives."""
     programs = []
     for name in ("allreduce", "reduce_scatter", "reduce"):
         forest = plan_or_reason("ring:5", "optimal", name)
         assert not isinstance(forest, str)
         programs.append(lower(forest))
     for program, (dtype, op) in zip(cycle(programs), SERVED, strict=False):
-        found = difference(RUNS[engine], program, count=157, dtype=dtype, op=op, chunk_bytes=48, in_place=True)
-        assert found is None, (dtype, op, found)
+        error = difference(RUNS[engine], program, count=157, dtype=dtype, op=op, chunk_bytes=48, in_place=True)
+        assert error is None, (dtype, op, error)
 
 
 @more_with("torch")

@@ -1,4 +1,4 @@
-"""Every connected allocation of both DGX-1s × every collective, root and pair: planned, proved, checked, run."""
+"""Every connected allocation of both DGX-1s × every collective, root and pair is planned, proved, checked and run."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def planned(name: str, gpus: tuple[int, ...], collective: Collective) -> Forest:
 
 
 def units(forest: Forest) -> int:
-    """How many units the scaled integral packing cuts S into: p for an optimum p/q per item, times the items."""
+    """The units into which the scaled integral packing divides S: p for an optimum p/q per item, times the items."""
     parts = 1 if forest.collective.total_blocks() == 1 else forest.collective.world_size
     return parts * (forest.rate / parts).numerator
 
 
 def is_a_star_of_each(forest: Forest) -> bool:
-    """Whether every rank is the root of an equal share, one hop from all others."""
+    """True if every rank is the root of an equal share, one hop from all others."""
     roots = sorted(share.root for share in forest.shares)
     return forest.depth == 1 and roots == sorted(forest.ranks) and len({share.weight for share in forest.shares}) == 1
 
@@ -67,12 +67,12 @@ def test_every_root_and_pair_is_optimal_checked_and_valid(name: str, gpus: tuple
 
 
 def one_of_each(world_size: int) -> list[Collective]:
-    """Each collective once, with the last rank as root; sendrecv goes from it to the first."""
+    """Each collective once, with the last rank as root; sendrecv sends from it to the first."""
     return [with_ends(name, world_size, root=-1) for name in COLLECTIVES]
 
 
 def small_chunk(forest: Forest, count: int) -> int:
-    """Chunk bytes that give the narrowest share at least three chunks, the last one ragged where it can be."""
+    """Chunk bytes that give the narrowest share at least three chunks, with a ragged last one if possible."""
     narrowest = min(
         (share.weight / forest.item(share).weight for share in forest.shares if share.weight), default=Fraction(1)
     )
@@ -81,7 +81,7 @@ def small_chunk(forest: Forest, count: int) -> int:
 
 @pytest.mark.parametrize(("name", "gpus"), ALLOCATIONS)
 def test_one_of_each_runs_and_equals_the_oracle(name: str, gpus: tuple[int, ...]) -> None:
-    """Much data of every collective, or in a merge of a third of them: on another allocation of another third."""
+    """Every collective also runs with much data; ``make test`` does that for a third of them, by allocation."""
     large = 1 << (20 if ALL_TESTS else 18) if len(gpus) == 8 else 65_536
     for number, collective in enumerate(one_of_each(len(gpus))):
         forest = planned(name, gpus, collective)
@@ -89,7 +89,7 @@ def test_one_of_each_runs_and_equals_the_oracle(name: str, gpus: tuple[int, ...]
         for slots, counts in ((1, (0, 1, len(gpus) - 1, *much)), (2, (PRIME, *much) if ALL_TESTS else (PRIME,))):
             program = lower(forest, slots=slots)
             for count in counts:
-                found = difference(
+                error = difference(
                     reference.run,
                     program,
                     count=count,
@@ -99,7 +99,7 @@ def test_one_of_each_runs_and_equals_the_oracle(name: str, gpus: tuple[int, ...]
                     seed=count,
                     in_place=slots == 1 and collective.name != "alltoall",
                 )
-                assert found is None, (collective, slots, count, found)
+                assert error is None, (collective, slots, count, error)
 
 
 @pytest.mark.parametrize(("name", "gpus"), ALLOCATIONS)
@@ -107,21 +107,21 @@ def test_optimal_is_never_below_a_ring(name: str, gpus: tuple[int, ...]) -> None
     for collective in one_of_each(len(gpus)):
         if collective.name in ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"):
             request = Request(machine(name), collective, gpus)
-            ours, ring = (algorithm(each).plan(request).algbw_gb_per_s for each in ("optimal", "ring"))
-            assert ours >= ring, (collective, ours, ring)
+            optimal, ring = (algorithm(each).plan(request).algbw_gb_per_s for each in ("optimal", "ring"))
+            assert optimal >= ring, (collective, optimal, ring)
 
 
 @pytest.mark.parametrize(("name", "gpus"), ALLOCATIONS)
 def test_blink_is_within_five_percent(name: str, gpus: tuple[int, ...]) -> None:
-    """Of the optimum for one-to-all and AllReduce, of its own one-root bound for the rest.
+    """The reference is the optimum for one-to-all and AllReduce, and blink's own one-root bound for the rest.
 
-    A merge waits for AllReduce and for two of the others.
+    ``make test`` runs AllReduce and two of the others.
     """
     others = ("broadcast", "gather", "allgather", "reduce", "scatter", "reduce_scatter")
     turn = ALLOCATIONS.index((name, gpus)) % 3
-    wanted = {"allreduce", *(others if ALL_TESTS else others[turn::3])}
+    names = {"allreduce", *(others if ALL_TESTS else others[turn::3])}
     for collective in one_of_each(len(gpus)):
-        if collective.name not in wanted:
+        if collective.name not in names:
             continue
         request = Request(machine(name), collective, gpus)
         forest = algorithm("blink").plan(request)

@@ -1,7 +1,7 @@
-"""Every choice of links × machine × collective through the verbs that plan: an answer, or a refusal of ours; no crash.
+"""Every choice of links × machine × collective gives an answer or a usage error in all planning verbs, and no crash.
 
-In a merge every pair of the three, and each with ``sim`` or with ``explain``, and shown with or without its machine;
-``BLINK_ALL_TESTS=1`` runs the product.
+``make test`` runs every pair of the three, each with ``sim`` or with ``explain``, and shown with or without its
+machine; ``BLINK_ALL_TESTS=1`` runs the product.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.select import LINK_CHOICES
 from support.examples import ALL_TESTS
 
-#: Small sets of each machine's GPUs: joined by NVLink, in parts, under one switch and under two. One GPU is refused.
+#: Small sets of each machine's GPUs: connected by NVLink, in parts, under one switch and under two. One GPU is refused.
 SETS = {
     "dgx-1p": ("0,1", "0,1,6"),
     "dgx-1v": ("1,4,6", "0,1,4"),
@@ -40,14 +40,14 @@ SETS = {
     "2x dgx-1v @ 40Gbps": ("0,1+3,4", "1,4+6"),
     "2x pcie-8gpu @ 100Gbps": ("0,5+1",),
 }
-#: None: what a job gets that does not choose.
+#: Values of --links; None is the default.
 CHOICES = (None, *LINK_CHOICES)
 WHOLE = ("dgx-1v", "pcie-8gpu", "mist", "pcie-8gpu-nvlink-pairs")
 _REFUSED = 2
 
 
 def jobs(machine: str) -> Iterator[tuple[str, str, str | None, tuple[str, ...]]]:
-    """What is tried there: GPUs, collective, links, and the verbs that time it."""
+    """The jobs of a machine: GPUs, collective, links, and the verbs that time them."""
     row = list(SETS).index(machine)
     for column, collective in enumerate(COLLECTIVES):
         at = row + column
@@ -78,7 +78,7 @@ def test_whole_machines(blink, tmp_path: Path, machine: str) -> None:
 
 
 def tried(blink, folder: Path, job: list[str], links: str | None, verbs: tuple[str, ...]) -> None:
-    """Plans, times, checks and shows a job: all verbs refuse it, or none."""
+    """Plan, time, check and show a job; all verbs refuse it, or none."""
     chosen = job + ([] if links is None else ["--links", links])
     plan = folder / "plan.json"
     planned = answered(blink, "plan", *chosen, "-o", plan)
@@ -94,7 +94,7 @@ def tried(blink, folder: Path, job: list[str], links: str | None, verbs: tuple[s
 
 
 def answered(blink, *typed: str | Path):
-    """How a command ended: with an answer, or with a sentence that says what is wrong with what was typed."""
+    """Run a command, which must end with an answer or with a sentence on the usage error."""
     ended = blink(*typed)
     assert ended.code in (0, _REFUSED), (typed, ended.err)
     assert ended.code == 0 or (ended.out == "" and ended.err.startswith("blink: error: ")), (typed, ended.err)

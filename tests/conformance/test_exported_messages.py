@@ -1,6 +1,6 @@
-"""Plans as GOAL schedules: what is exported is read back, and is the program, no more and no less.
+"""Plans as GOAL schedules: an exported file is read back, and equals the program.
 
-Readers and checker (``tests/support``) know the formats and the Program, and nothing of exports.
+Readers and checker (``tests/support``) use the formats and the Program, and no code of the exports.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ def test_relays_are_hosts_behind_the_ranks() -> None:
     assert "// relays, outside the job: 3 is GPU2, 4 is GPU5\n" in text
 
 
-def test_chunks_are_the_simulators_where_nobody_says() -> None:
+def test_default_chunks_are_those_of_the_simulator() -> None:
     forest = planned("optimal", asked("dgx-1v", "allreduce", "1,4,5,6"))
     proved(exported(forest, 2**20, None), forest, export.priced(lower(forest), forest, Choices(size_bytes=2**20)).bound)
     assert exported(forest, 2**20, None) == exported(forest, 2**20, None)
 
 
-def test_reductions_cost_what_the_calibration_says() -> None:
+def test_reductions_have_the_cost_of_the_calibration() -> None:
     forest = planned("optimal", asked("dgx-1v", "allreduce", "1,4,5,6"))
     calcs = {op.ns for rank in goal_file.read(exported(forest, 2**20, 2**17)) for op in rank if op.kind == "calc"}
     assert calcs == {387, 516, 644}  # 128 KiB at 339 GB/s are 386.6 ns, for two operands; 4/3 and 5/3 of it for more
 
 
-def test_what_is_too_much_or_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_beyond_the_format_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     forest = planned("optimal", asked("ring:4"))
     with pytest.raises(UsageError, match="GOAL is for one size: give the size with -s"):
         export.exported(lower(forest), forest, "goal")
@@ -99,7 +99,7 @@ def test_links_of_a_gpu_are_ports_of_their_own_and_a_switch_is_one() -> None:
     assert set(goal.port_numbers(lower(planned("one_hop", asked("dgx-2", "allreduce", "0-4"))))) == {0}
 
 
-#: Mistakes in a schedule; each takes its lines.
+#: A fault: a function that changes the lines of a schedule.
 Fault = Callable[[list[str]], None]
 
 
@@ -120,7 +120,7 @@ def _drop(pattern: str, n: int = 0) -> Fault:
 
 
 def _plus(key: str, by: int) -> Callable[[str], str]:
-    return lambda line: re.sub(rf"(?<={key})\d+", lambda found: str(int(found[0]) + by), line)
+    return lambda line: re.sub(rf"(?<={key})\d+", lambda match: str(int(match[0]) + by), line)
 
 
 def _swap(lines: list[str]) -> None:
@@ -146,7 +146,7 @@ def _longer(lines: list[str]) -> None:
 
 
 def _early(lines: list[str]) -> None:
-    """Every forwarded message of rank 2 leaves before it came."""
+    """Make rank 2 forward every message before it arrives."""
     begin, end = _nth(lines, "^rank 2"), _nth(lines, "^}", 2)
     calcs = {line.split(":")[0] for line in lines[begin:end] if ": calc" in line}
     lines[begin:end] = [x for x in lines[begin:end] if not ("requires" in x and x.split()[-1] in calcs)]
@@ -185,10 +185,10 @@ def test_planted_faults_are_noticed(name: str) -> None:
     FAULTS[name](lines)
     assert lines != before
     try:
-        found = faults(goal_file.read("\n".join(lines)), bound_of(forest), forest, pace_of(forest))
+        errors = faults(goal_file.read("\n".join(lines)), bound_of(forest), forest, pace_of(forest))
     except ValueError as error:
-        found = [str(error)]
-    assert found
+        errors = [str(error)]
+    assert errors
 
 
 def test_no_dependence_can_be_left_out() -> None:

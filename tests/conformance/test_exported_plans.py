@@ -1,6 +1,6 @@
-"""Every algorithm × collective for MSCCL++: what is exported is read back, proved, and equals the oracle.
+"""Every algorithm × collective for MSCCL++: an exported file is read back, proved, and equals the oracle.
 
-The reader knows nothing of exports (:mod:`blinkccl.formats.foreign`), and of the plan only what the file says.
+The reader (:mod:`blinkccl.formats.foreign`) shares no code with the exports, and uses only the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from support.foreign_files import audited, run
 from support.forests import random_collective, random_forest
 from support.planned import asked, by_hand, plan_or_reason, planned
 
-#: A switch, no ring, host memory, no symmetry, two servers.
+#: Machines: no ring, a switch, host memory, a ring, full mesh, no symmetry, two servers.
 JOBS = {
     "dgx-1v": "1,4,5,6",
     "dgx-a100": "0,3,5,6",
@@ -46,16 +46,15 @@ def exported(forest: Forest, choices: Choices = ANY) -> str:
 
 
 def proved(text: str, forest: Forest) -> ForeignAudit:
-    """The one audit of a file, after a look at all that it must say, and a run in two orders."""
-    found = audited(text)
-    assert found.faults == ()
-    assert found.plan.collective == forest.collective
-    inputs = make_inputs(forest.collective, found.plan.chunks, "int32")
+    """The audit of a file, which must have no faults and equal the oracle in two orders of execution."""
+    audit = audited(text)
+    assert audit.faults == ()
+    assert audit.plan.collective == forest.collective
+    inputs = make_inputs(forest.collective, audit.plan.chunks, "int32")
     for seed in (None, 1):
-        assert (
-            mismatch(run(found.plan, inputs, seed=seed), oracle(forest.collective, inputs), found.plan.chunks) is None
-        )
-    return found
+        outputs = run(audit.plan, inputs, seed=seed)
+        assert mismatch(outputs, oracle(forest.collective, inputs), audit.plan.chunks) is None
+    return audit
 
 
 @pytest.mark.parametrize("collective", SERVED)
@@ -69,8 +68,8 @@ def test_every_plan_is_read_back_and_equals_the_oracle(spec: str, collective: st
         for in_place in (False, True) if ALL_TESTS else (bool(number % 2) and collective != "alltoall",):
             if in_place and collective == "alltoall":
                 continue
-            found = proved(exported(forest, Choices(in_place)), forest)
-            assert found.plan.in_place == in_place
+            audit = proved(exported(forest, Choices(in_place)), forest)
+            assert audit.plan.in_place == in_place
             wrote += 1
     assert wrote
 
@@ -89,8 +88,7 @@ def test_random_plans_are_read_back_and_equal_the_oracle(seed: int, collective: 
 def test_plans_of_whole_machines_fit(spec: str) -> None:
     for collective in ("allreduce", "allgather", "broadcast"):
         forest = planned("optimal", asked(spec, collective))
-        found = audited(exported(forest))
-        assert found.ok
+        assert audited(exported(forest)).ok
 
 
 def test_the_same_plan_gives_the_same_text() -> None:
@@ -98,38 +96,40 @@ def test_the_same_plan_gives_the_same_text() -> None:
     assert exported(forest) == exported(forest)
 
 
-def test_weights_are_rounded_only_if_asked() -> None:
+def test_weights_are_rounded_only_on_request() -> None:
     forest = planned("optimal", asked("random:5:seed=3"))
     exact = max(share.weight.denominator for share in forest.shares)
     assert proved(exported(forest), forest).plan.chunks % exact == 0
     file = export.exported(lower(forest), forest, "mscclpp", Choices(chunks=2))[0]
     assert proved(file.text, forest).plan.chunks == 2
-    told = re.fullmatch(r"2 chunks per block: ([0-9.]+) of ([0-9.]+) GB/s", file.note)
-    assert told is not None
-    assert Fraction(told[1]) < Fraction(told[2])
+    rates = re.fullmatch(r"2 chunks per block: ([0-9.]+) of ([0-9.]+) GB/s", file.note)
+    assert rates is not None
+    assert Fraction(rates[1]) < Fraction(rates[2])
     with pytest.raises(UsageError, match="--chunks 0: expected at least 1"):
         exported(forest, Choices(chunks=0))
 
 
 @pytest.mark.parametrize(
-    ("limit", "least", "said"),
+    ("limit", "least", "message"),
     [
         ("MOST_CHANNELS", 2, "a thread block holds 2 memory channels, got 3"),
         ("MOST_OPERATIONS", 6, "a thread block holds 6 operations, got "),
         ("MOST_BUFFERS", 2, "a thread block holds 2 remote memory buffers, got 3"),
     ],
 )
-def test_a_limit_is_named_with_what_fits(limit: str, least: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_is_named_with_options_that_fit(
+    limit: str, least: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mscclpp, limit, least)
     with pytest.raises(UnsupportedError) as refused:
         exported(planned("one_hop", asked("clique:4", "allreduce")))
-    assert said in refused.value.reason
+    assert message in refused.value.reason
     assert re.search(
         r"; (these fit: --(algo \w+|objective [\w-]+) \(|none of the tried alternatives fits: )", refused.value.reason
     )
 
 
-def test_what_cannot_be_proved_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_cannot_be_proved_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "MOST_MOVED", 10)
     with pytest.raises(UnsupportedError, match=r"the MSCCL\+\+ plan cannot be proved: .* too many to check; "):
         exported(planned("ring", asked("ring:4")))
@@ -148,7 +148,7 @@ def test_too_many_chunks_are_refused_with_a_rounding_that_fits() -> None:
     assert proved(exported(forest, Choices(chunks=64)), forest).plan.chunks == 64
 
 
-def test_what_formats_cannot_say_is_refused() -> None:
+def test_plans_beyond_the_format_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"MSCCL\+\+ plans do not support gather, only allreduce"):
         exported(planned("optimal", asked("ring:4", "gather")))
     with pytest.raises(UnsupportedError, match=r"through vertices \[2, 5\] outside the job"):
@@ -161,19 +161,19 @@ def test_what_formats_cannot_say_is_refused() -> None:
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(("spec", "gpus"), [("dgx-h100", None), ("dgx-h100", "1,4,6"), ("gb200-nvl72", "0-16")])
-def test_what_a_switch_adds_up_is_read_back_and_equals_the_oracle(spec: str, gpus: str | None, in_place: bool) -> None:
+def test_in_network_reduction_is_read_back_and_equals_the_oracle(spec: str, gpus: str | None, in_place: bool) -> None:
     machine = parse_spec(spec)
     ranks = parse_gpus(gpus, machine)
     (file,) = export.packed(machine, ranks, "mscclpp", Choices(in_place))
-    found = audited(file.text)
-    assert (found.faults, found.assumes, found.plan.in_place) == ((), "", in_place)
-    assert found.plan.sized is not None
-    for plan in (found.plan, found.plan.sized(found.plan.judged_bytes[-1])):
+    audit = audited(file.text)
+    assert (audit.faults, audit.assumes, audit.plan.in_place) == ((), "", in_place)
+    assert audit.plan.sized is not None
+    for plan in (audit.plan, audit.plan.sized(audit.plan.judged_bytes[-1])):
         inputs = make_inputs(plan.collective, plan.chunks, "int32")
         assert mismatch(run(plan, inputs, seed=1), oracle(plan.collective, inputs), plan.chunks) is None
 
 
-def test_what_no_switch_adds_up_is_refused() -> None:
+def test_machines_without_in_network_reduction_are_refused() -> None:
     def refused(spec: str, choices: Choices = ANY) -> str:
         machine = parse_spec(spec)
         with pytest.raises((UnsupportedError, UsageError)) as error:

@@ -1,4 +1,4 @@
-"""Plans as Chakra traces: bytes are what the protobuf package reads and writes, and the traces are the program."""
+"""Plans as Chakra traces: the bytes are those of the protobuf package, and the traces equal the program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest.importorskip("google.protobuf")
 
 from support import chakra_file
 
-#: In nanoseconds.
+#: Nanoseconds.
 MICROSECOND = 1000
 
 
@@ -89,10 +89,10 @@ def test_relays_are_refused() -> None:
 @given(value=st.integers(0, 2**64 - 1), name=st.text(max_size=300), deps=st.lists(st.integers(0, 2**64 - 1)))
 @examples(100)
 def test_bytes_are_those_of_protobuf(value: int, name: str, deps: list[int]) -> None:
-    """Lengths of one byte and more, empty fields, and numbers of all sizes."""
+    """The fields have lengths of one byte and more, are empty, and hold numbers of all sizes."""
     node = chakra_file.CLASSES["Node"](id=value, name=name, data_deps=deps)
-    ours = chakra._number(1, value) + chakra._text(2, name) + chakra._packed(5, deps)
-    assert ours == node.SerializeToString()
+    written = chakra._number(1, value) + chakra._text(2, name) + chakra._packed(5, deps)
+    assert written == node.SerializeToString()
     attribute = chakra_file.CLASSES["AttributeProto"](name="n", uint64_val=value)
     assert chakra._attribute("n", "uint64", value) == attribute.SerializeToString()
     text = chakra_file.CLASSES["AttributeProto"](name="n", string_val=name)
@@ -101,7 +101,7 @@ def test_bytes_are_those_of_protobuf(value: int, name: str, deps: list[int]) -> 
     assert chakra._attribute("n", "bool", value % 2) == flag.SerializeToString()
 
 
-#: Mistakes in the trace of rank 2, which relays and adds: from its nodes to others.
+#: A fault: a function that changes the nodes of rank 2's trace, which forwards and reduces.
 Fault = Callable[[list[Any]], None]
 
 
@@ -165,20 +165,20 @@ def test_planted_faults_are_noticed(name: str) -> None:
     written = [message.SerializeToString() for message in (metadata, *nodes)]
     planted = b"".join(chakra._varint(len(one)) + one for one in written)
     assert planted != files[2]
-    assert said([*files[:2], planted, files[3]], forest)
+    assert errors([*files[:2], planted, files[3]], forest)
 
 
 @pytest.mark.parametrize("cut", [1, 100])
 def test_damaged_bytes_are_noticed(cut: int) -> None:
     forest = planned("optimal", asked("dgx-1v", "allreduce", "1,4,5,6"))
     files = exported(forest)
-    assert said([files[0][:-cut], *files[1:]], forest)
-    assert said([files[0][cut:], *files[1:]], forest)
-    assert said([files[0] + bytes(cut), *files[1:]], forest)
-    assert said([files[1], files[0], *files[2:]], forest)
+    assert errors([files[0][:-cut], *files[1:]], forest)
+    assert errors([files[0][cut:], *files[1:]], forest)
+    assert errors([files[0] + bytes(cut), *files[1:]], forest)
+    assert errors([files[1], files[0], *files[2:]], forest)
 
 
-def said(files: list[bytes], forest: Forest) -> list[str]:
+def errors(files: list[bytes], forest: Forest) -> list[str]:
     try:
         return wrong(files, forest)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Generated code of every algorithm × collective, through NVIDIA's compilers, without a warning."""
+"""Generated code of every algorithm × collective compiles with NVIDIA's compilers without a warning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from blinkccl.trees.forest.model import Forest
 from support.examples import ALL_TESTS
 from support.planned import asked
 
-#: Between them these machines have a plan of every algorithm.
+#: Machines that together have a plan of every algorithm.
 JOBS = {"dgx-a100": "0,3,5,6", "2x dgx-1v @ 40Gbps": "0,1+1,2"}
 NVCC = find_nvcc()
 NVRTC = next(iter(nvrtc_libraries()), None)
@@ -32,7 +32,7 @@ needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="no libnvrtc: neither BLI
 
 @pytest.fixture(autouse=True)
 def _headers_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those that were installed last."""
+    """Use the headers of this checkout, and not those that were installed last."""
     monkeypatch.setenv(INCLUDE_OVERRIDE, str(Path(__file__).parents[2] / "native" / "device"))
 
 
@@ -46,34 +46,34 @@ def plan(spec: str, algorithm: str, name: str) -> Forest | None:
 @cache
 def everything() -> dict[tuple[str, str], str]:
     """(algorithm, collective) → code, each on the first machine that has a plan."""
-    found: dict[tuple[str, str], str] = {}
+    texts: dict[tuple[str, str], str] = {}
     for spec in JOBS:
         for algorithm in ALGORITHMS:
             for name in COLLECTIVES:
-                forest = None if (algorithm, name) in found else plan(spec, algorithm, name)
+                forest = None if (algorithm, name) in texts else plan(spec, algorithm, name)
                 if forest is not None:
                     program = lower(forest)
                     kernel = Kernel(f"{algorithm}_{name}", program, forest)
-                    found[algorithm, name] = code(kernel, ProgramGroup([program]))
-    return found
+                    texts[algorithm, name] = code(kernel, ProgramGroup([program]))
+    return texts
 
 
 @cache
 def chosen() -> dict[tuple[str, str], str]:
-    """Of :func:`everything` what a merge waits for: every algorithm and every collective, most of them once."""
+    """The part of :func:`everything` for ``make test``: every algorithm and every collective, most of them once."""
     if ALL_TESTS:
         return everything()
-    found, names = {}, cycle(COLLECTIVES)
+    texts, names = {}, cycle(COLLECTIVES)
     for algorithm in ALGORITHMS:
         served = [name for name in COLLECTIVES if (algorithm, name) in everything()]
         name = next(name for name in names if name in served)
-        found[algorithm, name] = everything()[algorithm, name]
-    left = set(COLLECTIVES) - {name for _, name in found}
-    return found | {("optimal", name): everything()["optimal", name] for name in COLLECTIVES if name in left}
+        texts[algorithm, name] = everything()[algorithm, name]
+    left = set(COLLECTIVES) - {name for _, name in texts}
+    return texts | {("optimal", name): everything()["optimal", name] for name in COLLECTIVES if name in left}
 
 
 def accepted(text: str, *options: str) -> bytes:
-    """What nvcc makes of ``text``; warnings are errors."""
+    """The output of nvcc for ``text``; warnings are errors."""
     include = [f"-I{path}" for path in searched(include_directory())]
 
     def command(source: Path, output: Path) -> list[str]:
@@ -103,7 +103,7 @@ def test_no_algorithm_and_no_collective_is_left_out() -> None:
     [pytest.param(name, marks=[] if name == "sm_90" else [pytest.mark.slow]) for name in KNOWN],
 )
 def test_it_compiles_to_ptx(architecture: str) -> None:
-    """In one file, and without optimizing: what is looked for is what the compiler refuses or warns of."""
+    """All code is compiled in one file without optimization, which shows errors and warnings."""
     ptx = accepted("\n".join([INCLUDE, *chosen().values()]), "-ptx", f"-arch={architecture}", "-Xcicc", "-O0")
     assert ptx.count(b".visible .entry") == 3 * len(chosen())
 
@@ -112,7 +112,7 @@ def test_it_compiles_to_ptx(architecture: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_a_plan_compiles_for_every_gpu_that_nvcc_knows() -> None:
-    """With a protocol each, in turn."""
+    """The protocols are used in turn."""
     for index, architecture in enumerate(KNOWN):
         text = with_one_entry("optimal", "sendrecv", list(WIRES)[index % len(WIRES)])
         ptx = accepted(text, "-ptx", f"-arch={architecture}")
@@ -143,7 +143,7 @@ def test_everything_compiles_for_every_gpu(architecture: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("architecture", ["sm_70", "sm_90"])
 def test_nvrtc_compiles_it(architecture: str) -> None:
-    """Which is what the planner asks: no toolkit, no host compiler. CUDA 13 no longer knows the V100, sm_70."""
+    """The planner uses NVRTC, without a toolkit or host compiler. CUDA 13 no longer supports the V100, sm_70."""
     assert NVRTC is not None
     try:
         known = nvrtc_facts(NVRTC).architectures

@@ -1,4 +1,4 @@
-"""Generated code and the device layer's own, as one program under sanitizers: no data race, no stray address."""
+"""Generated code and the device layer, as one program under sanitizers, have no data race and no invalid address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.processes import fixed_addresses
 HERE = Path(__file__).parent
 DEVICE, EMULATE = HERE.parents[1] / "native" / "device", HERE.parent / "emulate"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-#: Trees, rings, stars, relays; reductions in one and in several hops; one slot and more.
+#: Plans with trees, rings and stars; reductions in one and in several hops; one slot and more.
 PLANS = (
     ("dgx-1v", "1,4,5,6", "optimal", "allreduce", 2),
     ("dgx-1v", "0,1,2,3", "blink", "reduce", 1),
@@ -40,16 +40,16 @@ def programs() -> list[Program]:
     return [lower(planned(how, asked(spec, name, gpus, root=1)), slots) for spec, gpus, how, name, slots in PLANS]
 
 
-def source(made: list[Program]) -> str:
-    """Everything in one file, with the table of entries that the cases count."""
-    text = [INCLUDE, *(code(Kernel(f"p{i}", program), ProgramGroup([program])) for i, program in enumerate(made))]
-    entries = ", ".join(Kernel(f"p{i}", p).entry(protocol) for i, p in enumerate(made) for protocol in WIRES)
+def source(programs: list[Program]) -> str:
+    """The code of all programs in one file, with the table of entries to which the cases refer by index."""
+    text = [INCLUDE, *(code(Kernel(f"p{i}", program), ProgramGroup([program])) for i, program in enumerate(programs))]
+    entries = ", ".join(Kernel(f"p{i}", p).entry(protocol) for i, p in enumerate(programs) for protocol in WIRES)
     main = f"int main() {{\n  const Entry entries[] = {{{entries}}};\n  return run_cases(entries);\n}}\n"
     return "\n".join([*text, '#include "run_generated.h"\n', main])
 
 
 def case(index: int, program: Program) -> str:
-    """The line that ``run_generated.h`` reads: two parts, messages of 48 bytes, many more of them than slots."""
+    """The input line of ``run_generated.h``: two parts, and many more messages of 48 bytes than slots."""
     geometry = Geometry(2, max(channel.slots for channel in program.channels), 128, 128)
     layout = ProgramGroup([program]).layout(geometry)
     inputs = make_inputs(program.collective, COUNT, "int32")
@@ -60,8 +60,8 @@ def case(index: int, program: Program) -> str:
         numbers += [at.src, at.dst, at.ring, at.lines, at.tail, at.dst_position, at.head, at.src_position]
     outputs = oracle(program.collective, inputs, "sum")
     numbers += chain.from_iterable(
-        chain([size], _values(given), _values(wanted))
-        for size, given, wanted in zip(layout.segment_bytes, inputs, outputs, strict=True)
+        chain([size], _values(values), _values(expected))
+        for size, values, expected in zip(layout.segment_bytes, inputs, outputs, strict=True)
     )
     return " ".join(map(str, numbers))
 
@@ -81,9 +81,9 @@ def _values(buffer: Array | None) -> Iterator[int]:
     ],
 )
 def test_generated_code_under_sanitizers(sanitizer: str, emulated: bool, tmp_path: Path) -> None:
-    """On blocks of one thread; and on emulated ones, a thread of this CPU for each of their 64, as far as these go."""
-    made = [program for program in programs() if not emulated or len(program.channels) <= 2]
-    (tmp_path / "generated.cpp").write_text(source(made), encoding="utf-8")
+    """Blocks have one thread, or if emulated 64 threads of this CPU, for the plans with few channels."""
+    selected = [program for program in programs() if not emulated or len(program.channels) <= 2]
+    (tmp_path / "generated.cpp").write_text(source(selected), encoding="utf-8")
     program = tmp_path / "run"
     flags = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     flags += ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
@@ -103,7 +103,7 @@ def test_generated_code_under_sanitizers(sanitizer: str, emulated: bool, tmp_pat
     if built.returncode and "cannot find" in built.stderr:
         pytest.skip(f"{CXX} has no library for -fsanitize={sanitizer}")
     assert built.returncode == 0, built.stderr[:4000]
-    cases = [case(i, each) for i, each in enumerate(made)]
+    cases = [case(i, each) for i, each in enumerate(selected)]
     options = {"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
     ended = subprocess.run(
         [*fixed_addresses(), program],

@@ -1,7 +1,7 @@
 """Budgets of the real machine code: registers, shared memory, spills, widths and fences, for every architecture.
 
-So many blocks find room on a multiprocessor as the driver's double says (``kThreadRegisters`` and ``kBlockBytes`` of
-``call.h``): this is where these numbers are held against what nvcc and NVRTC make.
+The driver's double computes the blocks per multiprocessor from ``kThreadRegisters`` and ``kBlockBytes`` of ``call.h``.
+These tests compare both numbers with the code of nvcc and NVRTC.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ DEVICE = Path(__file__).parents[2] / "native" / "device"
 NVCC, NVRTC = find_nvcc(), next(iter(nvrtc_libraries()), None)
 KNOWN = nvcc_architectures(NVCC) if NVCC else ("sm_80", "sm_90")
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc: neither BLINK_NVCC, CUDA_HOME nor PATH has one")
-#: Few and many roles per loop: trees, stars with many ends, a ring with as many slices as ranks.
+#: Plans with few and many roles per loop: trees, stars with many ends, a ring with as many slices as ranks.
 PLANS = {
     "trees": ("optimal", "dgx-1v", "1,4,5,6"),
     "more_trees": ("optimal", "dgx-1v", None),
     "stars": ("one_hop", "dgx-a100", None),
     "rings": ("ring", "dgx-a100", None),
 }
-#: The tightest; the others with BLINK_ALL_TESTS=1.
+#: The tightest case; the others run with BLINK_ALL_TESTS=1.
 FIRST = {("trees", "ll128", "sm_90")}
-#: One fold by itself, which compiles in a moment.
+#: A single fold, which compiles quickly.
 FOLD = """
 #include "blink/context.h"
 extern "C" __global__ void __launch_bounds__(512, 2) fold_alone() {
@@ -55,8 +55,8 @@ def text_of(name: str, protocol: str) -> str:
     algorithm, spec, gpus = PLANS[name]
     program = lower(plan(algorithm, spec, gpus, "allreduce"), slots=4, channels=8)
     lines = code(Kernel(name, program, slots=4), ProgramGroup([program])).splitlines()
-    kept = [line for line in lines if not line.startswith("BLINK_ENTRY") or f"_{protocol}," in line]
-    return "\n".join([INCLUDE, *kept])
+    with_entry = [line for line in lines if not line.startswith("BLINK_ENTRY") or f"_{protocol}," in line]
+    return "\n".join([INCLUDE, *with_entry])
 
 
 def compiled_for(text: str, architecture: str, directory: Path, device: Path = DEVICE) -> MachineCode:
@@ -74,11 +74,12 @@ def compiled_for(text: str, architecture: str, directory: Path, device: Path = D
     ],
 )
 def test_kernels_are_within_their_budgets(name: str, protocol: str, architecture: str, tmp_path: Path) -> None:
-    made = compiled_for(text_of(name, protocol), architecture, tmp_path)
-    assert list(made.kernels) == [f"blink_{name}_{protocol}"]
-    assert sum("7fold_as" in function for function in made.ptx) == sum("7fold_as" in one for one in made.spills) == 13
-    assert bool(made.sass) == (find_nvdisasm() is not None)
-    assert over_budget(made) == []
+    binary = compiled_for(text_of(name, protocol), architecture, tmp_path)
+    assert list(binary.kernels) == [f"blink_{name}_{protocol}"]
+    folds = [sum("7fold_as" in function for function in functions) for functions in (binary.ptx, binary.spills)]
+    assert folds == [13, 13]
+    assert bool(binary.sass) == (find_nvdisasm() is not None)
+    assert over_budget(binary) == []
 
 
 @pytest.mark.slow
@@ -88,7 +89,7 @@ def test_kernels_are_within_their_budgets(name: str, protocol: str, architecture
 def test_kernels_for_the_v100_are_within_their_budgets(
     name: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which only NVRTC up to CUDA 12 makes."""
+    """Code for sm_70 needs NVRTC of at most CUDA 12."""
     if NVRTC is None:
         pytest.skip("no libnvrtc: neither BLINK_NVRTC_LIB nor a wheel has one")
     try:
@@ -132,7 +133,7 @@ ALONE = FOLD.replace("WIRE", "Simple").replace("FORMAT", "Bfloat16")
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What is said of the fold as it is: it publishes nothing, so that it lacks what a kernel orders memory by."""
+    """The findings of the unchanged fold: it publishes nothing, so it lacks the memory ordering of a kernel."""
     return over_budget(compiled_for(ALONE, "sm_90", tmp_path_factory.mktemp("right")))
 
 
@@ -140,12 +141,12 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_over_budget(name: str, right: list[str], tmp_path: Path) -> None:
-    file, old, new, said = FAULTS[name]
+    file, old, new, finding = FAULTS[name]
     shutil.copytree(DEVICE, tmp_path / "device")
     path = tmp_path / "device" / "blink" / file
     content = path.read_text(encoding="utf-8")
     assert old in content
     path.write_text(content.replace(old, new), encoding="utf-8")
-    found = over_budget(compiled_for(ALONE, "sm_90", tmp_path, tmp_path / "device"))
-    assert [one for one in found if said in one], found
-    assert not [one for one in right if said in one], right
+    findings = over_budget(compiled_for(ALONE, "sm_90", tmp_path, tmp_path / "device"))
+    assert [one for one in findings if finding in one], findings
+    assert not [one for one in right if finding in one], right

@@ -1,4 +1,4 @@
-"""A machine with a driver and PyTorch's wheels, no toolkit: each NVRTC as its wheel installs it compiles a plan."""
+"""Each NVRTC, as its wheel installs it, compiles a plan on a machine with PyTorch's wheels and without a toolkit."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from support.nvrtc_wheels import nvrtc_wheel
 from support.planned import plan
 
 DEVICE = Path(__file__).parents[2] / "native" / "device"
-#: torch 2.11 pins 13.0.88, whose wheel has no run path; the GPUs are a V100, an A100, an H100 and a B200's.
+#: torch 2.11 pins 13.0.88, whose wheel has no run path. The GPUs are V100 (70), A100 (80), H100 (90) and B200 (100).
 ALWAYS = "13.0.88"
 GPUS = {"12.6.77": (70, 80, 90), "12.9.86": (70, 80, 90, 100), ALWAYS: (80, 90, 100), "newest": (80, 90, 100)}
 
 
 def text() -> str:
-    """Of trees that only move data, by LL: a few seconds of a compiler."""
+    """The code of trees that only move data, with LL, which compiles in a few seconds."""
     forest = plan("optimal", "dgx-1v", "1,4,5,6", "broadcast")
     program = lower(forest)
     lines = code(Kernel("trees", program, forest), ProgramGroup([program])).splitlines()
-    kept = [line for line in lines if not line.startswith("BLINK_ENTRY") or "_ll," in line]
-    return "\n".join([INCLUDE, *kept])
+    with_entry = [line for line in lines if not line.startswith("BLINK_ENTRY") or "_ll," in line]
+    return "\n".join([INCLUDE, *with_entry])
 
 
 @pytest.mark.timeout(1800)

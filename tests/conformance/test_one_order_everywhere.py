@@ -1,8 +1,7 @@
-"""Plans with one order on every engine: the same bits for every size, chunk, number of slots and engine.
+"""Plans with one order give the same bits for every size, chunk, number of slots and engine.
 
-Each engine runs every plan here at sizes of several decades. That larger ones change nothing needs no run: a bound
-program cuts slices and never an element, and every execution of a role folds the same operands
-(:mod:`blinkccl.schedule.order`).
+Each engine runs every plan at sizes of several decades. Larger sizes need no run: a bound program divides slices and
+never elements, and every execution of a role folds the same operands (:mod:`blinkccl.schedule.order`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from blinkccl.trees.forest.model import Forest
 from support.orders import evaluated, rough, same_bits
 from support.planned import asked
 
-#: 2 to 8 ranks: stars, two groups, a chain in a chain, uneven groups, the whole machine.
+#: Plans of 2 to 8 ranks: stars, two groups, a chain in a chain, uneven groups, the whole machine.
 PLANS = {
     "2": ("dgx-1v", "0,4"),
     "3": ("chain:3", None),
@@ -32,7 +31,7 @@ PLANS = {
     "7": ("dgx-1v", "0-6"),
     "8": ("dgx-1v", None),
 }
-#: Those that make connections or start a compiler for every program.
+#: Plans for engines that connect, or start a compiler, for every program.
 FEW = {"sockets": ("2", "5"), "torch-p2p": ("2", "5"), "generated": ("5",)}
 RUNS = [
     pytest.param(engine, plan, id=f"{engine}-{plan}")
@@ -61,11 +60,11 @@ def test_every_element_has_the_bits_of_the_order(engine: str, name: str) -> None
     assert forest.order
     size = len(forest.ranks)
     values = rough(row, size, TILE, seed=size)
-    wanted = evaluated(forest.order, dict(zip(forest.ranks, values, strict=True)), row, OPS["sum"])
+    expected = evaluated(forest.order, dict(zip(forest.ranks, values, strict=True)), row, OPS["sum"])
     counts = (1, 10, 100, 1000, 10_000) if engine in ("reference", "host") else (7, 3000)
     for (count, chunk_bytes), slots in itertools.product(zip(counts, itertools.cycle((32, 4096))), (1, 3)):
         inputs = [np.resize(each, count) for each in values]
         call = CollectiveCall("allreduce", "bfloat16", count)
         outputs = ENGINES[engine].run(lower(forest, slots, slots), inputs, call, chunk_bytes=chunk_bytes)
         for rank, got in enumerate(outputs):
-            assert same_bits(got, np.resize(wanted, count)), (count, chunk_bytes, slots, rank)
+            assert same_bits(got, np.resize(expected, count)), (count, chunk_bytes, slots, rank)

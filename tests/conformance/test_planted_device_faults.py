@@ -1,7 +1,7 @@
-"""Faults in the device layer that only blocks with threads can have, or whose traces only a weak memory shows.
+"""Faults in the device layer that need blocks with threads, or a weak memory, to be noticed.
 
-Each is planted in a copy of the headers, and the tests of the kernel context must notice it on emulated blocks. With
-BLINK_ALL_TESTS=1 they are tried on blocks of one thread too, which shows what the emulation is for.
+Each fault is planted in a copy of the headers, and the tests of the kernel context must notice it on emulated blocks.
+With BLINK_ALL_TESTS=1 blocks of one thread run too, which shows the benefit of the emulation.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ NATIVE_TESTS = DEVICE.parent / "tests"
 
 @dataclass(frozen=True)
 class Fault:
-    """What stands between ``«`` and ``»``, statements or an expression, becomes ``new``; edits that make one fault."""
+    """A fault of one or more edits: the text between ``«`` and ``»``, statements or an expression, becomes ``new``."""
 
     name: str
     #: (file, the text around «the place», new).
     edits: tuple[tuple[str, str, str], ...]
-    #: Whether the same tests notice it on blocks of one thread; None: now and then, as the system's schedule has it.
+    #: True if the tests notice it on blocks of one thread; None: sometimes, depending on the system's schedule.
     without_threads: bool | None = False
-    #: Launches within which it is noticed; most are in the first ten.
+    #: Launches until it is noticed; for most faults at most ten.
     within: int = 600
 
 
@@ -94,7 +94,7 @@ FAULTS = (
           f"store<Word>(reinterpret_cast<char*>({_COUNTER}), ++state.published[end]);"),
     fault("a counter is read without an acquire",
           "execute.h", "«load_acquire(counter)»", "load_relaxed(counter)"),
-    fault("one free slot too many is believed in",
+    fault("one free slot too many is assumed",
           "execute.h", "«side.seen_head + room >= position + 1»", "side.seen_head + room >= position", seen=None),
     fault("a message too few is waited for",
           "execute.h", "«load_relaxed(counter) + room < position + 1»", "load_relaxed(counter) + room < position",
@@ -181,26 +181,26 @@ FAULTS = (
           "execute.h", _FREED, ";",
           "state.h", _OPENED, ";",
           "state.h", _CLOSED, ";"),
-    fault("nobody says that the notices are free at first",
+    fault("notices are not free at first",
           "state.h", _OPENED, ";"),
-    fault("close() leaves who has arrived at a barrier",
+    fault("close() leaves arrivals at a barrier",
           "state.h", _CLOSED, ";"),
     fault("the workers meet the publisher, too",
           "state.h", "«workers(wire)», yes)", "threads()"),
-    fault("who gives up does not tell the publisher",
+    fault("a worker that gives up does not tell the publisher",
           "execute.h", "«if (apart) tell(turn);»", ";"),
-    fault("the publisher goes on when the workers have given up",
+    fault("the publisher continues after the workers have given up",
           "execute.h", "«notice.stops == 0»", "notice.stops < 2"),
     fault("the publisher folds, too",
           "state.h", "state.folding = «workers(wire)»", "threads()"),
-    fault("who gives up has advanced",
+    fault("positions have advanced when a worker gives up",
           "execute.h", f"«{_EACH} step_back(state, state.sides[state.at[i]]);»", ";", seen=True),
 )
 # fmt: on
 
 
 def planted_headers(directory: Path) -> Path:
-    """A copy of the headers in which ``blink_planted`` chooses the fault, so that they are compiled once."""
+    """A copy of the headers in which ``blink_planted`` selects the fault, so one compilation is enough."""
     shutil.copytree(DEVICE / "blink", directory / "blink")
     changes: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for number, one in enumerate(FAULTS, 1):
@@ -224,7 +224,7 @@ def planted_headers(directory: Path) -> Path:
 
 
 def built(directory: Path, flags: Sequence[str], *linked: str | Path) -> Path:
-    """The program with the tests, one object and what it is linked with."""
+    """The compiled program with the tests: one object, linked with ``linked``."""
     headers, program = planted_headers(directory / "headers"), directory / "faults"
     assert CXX is not None
     include = [f"-I{path}" for path in (headers, DIRECTORY, DEVICE, NATIVE_TESTS, EMULATE.parent)]
@@ -236,7 +236,7 @@ def built(directory: Path, flags: Sequence[str], *linked: str | Path) -> Path:
 
 
 def noticed(program: Path, number: int, launches: int, deadline_s: float) -> tuple[bool, str]:
-    """Whether the tests failed with a fault, and what they said; also if they crashed or never came to an end."""
+    """True if the tests failed, crashed or did not end with a fault, and their output."""
     try:
         ended = subprocess.run(
             [*fixed_addresses(), program, str(number), str(launches)],
@@ -254,16 +254,16 @@ def noticed(program: Path, number: int, launches: int, deadline_s: float) -> tup
 def test_all_are_noticed_on_emulated_blocks(tmp_path: Path) -> None:
     library = machine_library()
     program = built(tmp_path, ("-DBLINK_EMULATED", "-fsanitize=thread"), library, f"-Wl,-rpath,{library.parent}")
-    correct, said = noticed(program, 0, 60, 100)
-    assert not correct, said
+    failed, output = noticed(program, 0, 60, 100)
+    assert not failed, output
     missed = [one.name for number, one in enumerate(FAULTS, 1) if not noticed(program, number, one.within, 60)[0]]
     assert missed == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_thread_sanitizer_sees_what_lacks_an_order(tmp_path: Path) -> None:
-    """A thread of this CPU for each emulated one: barriers, releases and acquires that are missing are data races."""
+def test_the_thread_sanitizer_notices_missing_order(tmp_path: Path) -> None:
+    """Every emulated thread is a thread of this CPU, so missing barriers, releases and acquires are data races."""
     flags = ("-DBLINK_EMULATED", "-DBLINK_REAL_THREADS", "-fsanitize=thread", "-g1", "-Wno-tsan")
     program = built(tmp_path, flags, *flags, EMULATE / "threads.cpp")
     assert not noticed(program, 0, 8, 300)[0]
@@ -276,7 +276,7 @@ def test_the_thread_sanitizer_sees_what_lacks_an_order(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_what_blocks_of_one_thread_notice(tmp_path: Path) -> None:
+def test_faults_that_blocks_of_one_thread_notice(tmp_path: Path) -> None:
     named = ('-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u")
     program = built(tmp_path, (), *named, *sorted((DEVICE / "host").glob("*.cpp")))
     assert not noticed(program, 0, 100, 100)[0]

@@ -1,7 +1,7 @@
-"""After an AllReduce all ranks hold the same bits, and all engines the same ones: on values whose sums are rounded.
+"""After an AllReduce of values with rounded sums, all ranks have the same bits, on all engines.
 
-The oracle's own values are exact in any order and with any rounding, so they cannot tell. Where a rank kept a product
-or a quotient that it rounds only for others, its result would be another one than theirs.
+The oracle's values are exact in any order and rounding, so they cannot test this. A rank that kept an unrounded product
+or quotient, and rounded it only for other ranks, would have another result.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from support.emulation import Machine, emulated, needs_compiler
 from support.orders import same_bits
 
 COUNT = 61
-#: Types that are rounded, with the operations that round.
+#: Types with rounding, and operations that round.
 ROUGH = [(dtype, op) for dtype, op in SERVED if DTYPES[dtype].kind == "float" and op not in ("min", "max")]
 
 
 def programs() -> dict[str, Program]:
     """Every algorithm's AllReduce on the first machine that has one."""
-    found: dict[str, Program] = {}
+    lowered: dict[str, Program] = {}
     for spec, name in product(FEW, ALGORITHMS):
         forest = plan_or_reason(spec, name, "allreduce")
-        if not isinstance(forest, str) and name not in found:
-            found[name] = lower(forest)
-    return found
+        if not isinstance(forest, str) and name not in lowered:
+            lowered[name] = lower(forest)
+    return lowered
 
 
 def outputs(run: RunProgram, program: Program, dtype: str, op: str) -> list[Array | None]:
@@ -50,9 +50,9 @@ def outputs(run: RunProgram, program: Program, dtype: str, op: str) -> list[Arra
 
 
 def check_that_ranks_agree(run: RunProgram, program: Program, dtype: str, op: str) -> None:
-    wanted = outputs(reference.run, program, dtype, op)[0]
+    expected = outputs(reference.run, program, dtype, op)[0]
     for rank, got in enumerate(outputs(run, program, dtype, op)):
-        assert same_bits(got, wanted), f"{dtype}, {op}: rank {rank} has {got}, rank 0 of the reference {wanted}"
+        assert same_bits(got, expected), f"{dtype}, {op}: rank {rank} has {got}, rank 0 of the reference {expected}"
 
 
 @pytest.mark.parametrize("name", programs())
@@ -62,14 +62,14 @@ def test_all_ranks_hold_the_same_bits(engine: str, name: str) -> None:
     if not runs(engine, program):
         return
     for dtype, op in ROUGH:
-        if engine != "torch-p2p" or OPS[op].scales:  # which makes connections for every run
+        if engine != "torch-p2p" or OPS[op].scales:  # torch-p2p connects for every run.
             check_that_ranks_agree(RUNS[engine], program, dtype, op)
 
 
 @needs_compiler
 @pytest.mark.parametrize("protocol", WIRES)
-def test_and_on_emulated_blocks(protocol: str) -> None:
-    """Where every rank sums, and where one sums for all."""
+def test_ranks_on_emulated_blocks_hold_the_same_bits(protocol: str) -> None:
+    """The plans are one in which every rank sums, and one in which one rank sums for all."""
     with emulated(Machine()):
         run = partial(generated.run, options=generated.GeneratedOptions(protocol, 1))
         for name, (dtype, op) in product(("one_shot", "optimal"), ROUGH):

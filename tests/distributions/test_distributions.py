@@ -1,7 +1,7 @@
-"""What is published: the sdist of this tree, the wheel of that sdist, and an environment that has nothing else.
+"""The published distributions: the sdist of this tree, its wheel, and an environment with that wheel alone.
 
-The objects in the wheel are those that `make native` compiled of the same bytes. With BLINK_ALL_TESTS=1 they are
-compiled of the sdist, which takes a minute or two.
+The objects in the wheel are copied from `make native`, which compiled the same sources. With BLINK_ALL_TESTS=1 they are
+compiled from the sdist, in one or two minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from blinkccl.cli.exits import HARDWARE
 from support.examples import ALL_TESTS
 from support.processes import readelf
 
-#: To compile everything.
+#: Timeout in seconds to compile everything.
 DEADLINE_S = 1500 if ALL_TESTS else 250
 pytestmark = pytest.mark.timeout(DEADLINE_S + 50)
 
@@ -40,9 +40,9 @@ LIBRARIES = {
     *("libblink.so", "libblink_device.so", "libblink_host.so", "libblink_packing.so", "libblink_simulate.so"),
     *("libblink_mpi.so", "libblink_mpi4.so", "libblink_mpi_fortran.so"),
 }
-#: Every process has these already; each other library is one that a machine may not have, or have another of.
+#: Libraries that every process has; another library may be missing on a machine, or have another version.
 PLAIN_C = re.compile(r"lib(c|m|pthread|dl|rt)\.so\.\d+|ld-linux[-.\w]*\.so\.\d+")
-#: Called before the compiler: takes the object that is there.
+#: Compiler launcher that copies an existing object instead of compiling it.
 LAUNCHER = """#!/bin/sh
 for word; do
   if [ "$before" = -o ] && [ -f "{built}/$word" ]; then exec {copy} "{built}/$word" "$word"; fi
@@ -50,7 +50,7 @@ for word; do
 done
 exec "$@"
 """
-#: In place of ziglang's: the compiler that is here, by its path, without the word that only zig knows.
+#: Stand-in for ziglang's zig: this machine's compiler, by its path, without the option that only zig has.
 ZIG = """#!/bin/sh
 PATH={path}
 [ "$1" = c++ ] || exit 9
@@ -63,24 +63,24 @@ exec {compiler} "$@"
 """
 
 
-def build(what: str, source: Path, into: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the build backend as pip does, in a process whose PATH has cmake and ninja, and no compiler by itself."""
+def build(hook: str, source: Path, into: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a hook of the build backend like pip, in a process whose PATH has cmake and ninja, but no compiler."""
     if importlib.util.find_spec("scikit_build_core") is None:
         pytest.skip("scikit-build-core is not installed (extra dev)")
     tools = into / "tools"
     tools.mkdir()
     for tool in ("cmake", "ninja"):
-        found = shutil.which(tool, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
-        if found is None:
+        program = shutil.which(tool, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+        if program is None:
             pytest.skip(f"{tool} is not installed (extra dev)")
-        (tools / tool).symlink_to(found)
-    kept = {k: v for k, v in os.environ.items() if k not in ("CC", "CXX", "CMAKE_GENERATOR")}
+        (tools / tool).symlink_to(program)
+    inherited = {k: v for k, v in os.environ.items() if k not in ("CC", "CXX", "CMAKE_GENERATOR")}
     more = environment.pop("PATH", None)
-    hook = f"import sys; sys.path.insert(0, 'native/backend'); import blink_build; print(blink_build.{what})"
+    code = f"import sys; sys.path.insert(0, 'native/backend'); import blink_build; print(blink_build.{hook})"
     return subprocess.run(
-        [sys.executable, "-c", hook],
+        [sys.executable, "-c", code],
         cwd=source,
-        env=kept | {"PATH": f"{tools}:{more}" if more else str(tools)} | environment,
+        env=inherited | {"PATH": f"{tools}:{more}" if more else str(tools)} | environment,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -109,11 +109,11 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sys.platform != "linux" or COMPILER is None:
         pytest.skip("native libraries need Linux and a C++ compiler")
     into = tmp_path_factory.mktemp("wheel")
-    more = {"PATH": os.environ["PATH"], "CXX": COMPILER} | objects_that_are_here(into)
+    more = {"PATH": os.environ["PATH"], "CXX": COMPILER} | existing_objects(into)
     return the_file(build(f"build_wheel({str(into)!r})", source, into, **more), into, ".whl")
 
 
-def objects_that_are_here(into: Path) -> dict[str, str]:
+def existing_objects(into: Path) -> dict[str, str]:
     if ALL_TESTS:
         return {}
     launcher = into / "launcher"
@@ -128,23 +128,23 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def files(folder: Path) -> set[str]:
-    """Those below ``folder``, relative to it, without what Python and git leave there."""
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return {name for name in found if not re.search(r"(^|/)(__pycache__|\.[^/]*|[^/]*\.egg-info)(/|$)", name)}
+    """The files below ``folder``, relative to it, without those that Python and git leave there."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {name for name in names if not re.search(r"(^|/)(__pycache__|\.[^/]*|[^/]*\.egg-info)(/|$)", name)}
 
 
 def needs(package: Distribution, known: dict[str, Distribution]) -> Iterable[Distribution]:
-    """What it asks for without an extra, and what that asks for, of the packages that are here."""
+    """The installed requirements of a package without extras, and theirs in turn."""
     for line in package.requires or []:
-        asked = Requirement(line)
-        if asked.name not in known and (asked.marker is None or asked.marker.evaluate({"extra": ""})):
-            known[asked.name] = distribution(asked.name)
-            yield known[asked.name]
-            yield from needs(known[asked.name], known)
+        required = Requirement(line)
+        if required.name not in known and (required.marker is None or required.marker.evaluate({"extra": ""})):
+            known[required.name] = distribution(required.name)
+            yield known[required.name]
+            yield from needs(known[required.name], known)
 
 
 def install(wheel: Path, at: Path) -> Path:
-    """A new environment with ``wheel`` and with what it asks for, linked from here; its folder of programs."""
+    """Create an environment with ``wheel`` and its requirements, linked from this one; its bin directory."""
     venv.create(at, symlinks=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(at), "platbase": str(at)}))
     described = zipfile.Path(wheel, next(name for name in contents(wheel) if name.endswith("/METADATA"))).parent
@@ -159,7 +159,7 @@ def install(wheel: Path, at: Path) -> Path:
 
 
 def run(command: str, programs: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """``command`` in a shell whose PATH has the environment alone."""
+    """Run ``command`` in a shell whose PATH has only the environment."""
     folder.mkdir(exist_ok=True)
     environment = {"PATH": str(programs), "HOME": str(folder), "LC_ALL": "C.UTF-8"}
     return subprocess.run(
@@ -167,7 +167,7 @@ def run(command: str, programs: Path, folder: Path) -> subprocess.CompletedProce
     )
 
 
-def test_the_papers_beside_the_package_are_of_this_version() -> None:
+def test_changelog_and_citation_have_this_version() -> None:
     version = PROJECT["project"]["version"]
     newest = re.search(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
@@ -178,15 +178,15 @@ def test_the_papers_beside_the_package_are_of_this_version() -> None:
 
 def test_the_sdist_has_the_repository(source: Path) -> None:
     folders = ("src", "native", "tests", "docs", "benchmarks", "examples", "reproduction")
-    ours = {f"{folder}/{name}" for folder in folders for name in files(ROOT / folder)}
-    theirs = files(source)
-    assert {name for name in theirs if "/" in name} == ours
-    assert {"pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO"} <= theirs
-    assert filecmp.cmpfiles(ROOT, source, ours, shallow=False)[1:] == ([], [])
+    repository = {f"{folder}/{name}" for folder in folders for name in files(ROOT / folder)}
+    unpacked = files(source)
+    assert {name for name in unpacked if "/" in name} == repository
+    assert {"pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO"} <= unpacked
+    assert filecmp.cmpfiles(ROOT, source, repository, shallow=False)[1:] == ([], [])
     assert [path.name for path in source.iterdir() if path.name.startswith(".")] == [".gitignore"]
 
 
-def test_the_wheel_has_the_package_and_what_is_built(wheel: Path) -> None:
+def test_the_wheel_has_the_package_and_its_libraries(wheel: Path) -> None:
     names = set(contents(wheel))
     native = {name for name in names if name.startswith("blinkccl/_native/")}
     notes = {name for name in names if re.match(r"blink_ccl-[^/]+\.dist-info/", name)}
@@ -199,11 +199,11 @@ def test_the_wheel_has_the_package_and_what_is_built(wheel: Path) -> None:
     }
 
 
-def test_headers_of_what_users_compile_are_in_the_wheel(wheel: Path) -> None:
+def test_headers_of_code_that_users_compile_are_in_the_wheel(wheel: Path) -> None:
     texts = {name: text.decode() for name, text in contents(wheel).items() if re.search(r"\.(c|h|cpp|inc)$", name)}
     folders = ["blinkccl/_native/mpi", "blinkccl/_native/device", "blinkccl/native/include"]
     for name, text in texts.items():
-        # Emulated blocks are of the tests.
+        # Only tests use emulated blocks.
         for header in re.findall(r'^ *# *include "(?!emulate/)(.+)"', text, re.MULTILINE):
             near = [str(Path(name).parent), *folders]
             assert any(f"{folder}/{header}" in texts for folder in near), f"{name} includes {header}"
@@ -218,7 +218,7 @@ def test_one_wheel_serves_every_python(wheel: Path) -> None:
     assert "\nRoot-Is-Purelib: false\n" in text
 
 
-def test_libraries_in_the_wheel_run_where_this_machine_is_not(wheel: Path, source: Path, tmp_path: Path) -> None:
+def test_libraries_in_the_wheel_do_not_depend_on_this_machine(wheel: Path, source: Path, tmp_path: Path) -> None:
     for name, content in contents(wheel).items():
         for path in (f"{ROOT}/native", f"{ROOT}/src", f"{ROOT}/build", str(source), str(wheel.parent)):
             assert path.encode() not in content, name
@@ -234,7 +234,7 @@ def test_libraries_in_the_wheel_run_where_this_machine_is_not(wheel: Path, sourc
     assert {name for name in exported if not name.startswith("blink_")} == set()
 
 
-def test_the_wheel_works_where_nothing_else_is(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
     programs = install(wheel, tmp_path / "environment")
     for command in PROJECT["tool"]["cibuildwheel"]["test-command"]:
         ended = run(command, programs, tmp_path / "empty")
@@ -244,26 +244,26 @@ def test_the_wheel_works_where_nothing_else_is(wheel: Path, tmp_path: Path) -> N
         from importlib.metadata import entry_points
         from blinkccl.engines import native_library
         for group in ("torch.backends", "torch.distributed.backends"):
-            (found,) = entry_points(group=group)
-            print(group, found.name, __import__("importlib").util.find_spec(found.module) is not None)
+            (point,) = entry_points(group=group)
+            print(group, point.name, __import__("importlib").util.find_spec(point.module) is not None)
         print(native_library.load().blink_host_version().decode(), native_library.find())"""
     ended = run(f"python -c '{code}'", programs, tmp_path / "empty")
-    *found, of_library = ended.stdout.splitlines()
-    assert found == ["torch.backends blink True", "torch.distributed.backends blink True"], ended.stderr
+    *points, of_library = ended.stdout.splitlines()
+    assert points == ["torch.backends blink True", "torch.distributed.backends blink True"], ended.stderr
     version, _, path = of_library.partition(" ")
     assert version == PROJECT["project"]["version"]
     assert Path(path).is_relative_to(tmp_path)
 
 
 def test_without_a_compiler_the_build_asks_for_zig(tmp_path: Path) -> None:
-    for what in ("wheel", "editable"):
+    for kind in ("wheel", "editable"):
         for compiler, asks in (("", True), ("g++", False)):
-            into = tmp_path / f"{what} {compiler}"
+            into = tmp_path / f"{kind} {compiler}"
             (into / "bin").mkdir(parents=True)
             if compiler:
                 (into / "bin" / compiler).write_text("")
                 (into / "bin" / compiler).chmod(0o700)
-            built = build(f"get_requires_for_build_{what}()", ROOT, into, PATH=str(into / "bin"))
+            built = build(f"get_requires_for_build_{kind}()", ROOT, into, PATH=str(into / "bin"))
             assert (built.returncode, "'ziglang==" in built.stdout) == (0, asks), built.stdout + built.stderr
 
 
@@ -273,7 +273,7 @@ def test_without_a_compiler_zig_compiles_the_same_libraries(source: Path, wheel:
     zig.with_name("__init__.py").write_text("")
     zig.write_text(ZIG.format(path=os.environ["PATH"], compiler=COMPILER))
     zig.chmod(0o700)
-    more = objects_that_are_here(tmp_path) | {"PYTHONPATH": str(zig.parents[1])}
+    more = existing_objects(tmp_path) | {"PYTHONPATH": str(zig.parents[1])}
     built = build(f"build_wheel({str(tmp_path)!r})", source, tmp_path, **more)
     assert "No C++ compiler on PATH: ziglang==" in built.stdout
     assert set(contents(the_file(built, tmp_path, ".whl"))) == set(contents(wheel))
@@ -287,7 +287,7 @@ def test_a_library_is_never_left_out(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_gpu_day_is_installed_from_its_bundle(wheel: Path, tmp_path: Path) -> None:
-    """Of what the package needs all is here already; so it comes as far as asking for a GPU."""
+    """All requirements of the package are installed, so the day ends only at the missing GPU."""
     bundle, pages = tmp_path / "bundle", tmp_path / "pages"
     bundle.mkdir()
     shutil.copy(wheel, bundle)

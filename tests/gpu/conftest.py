@@ -1,4 +1,4 @@
-"""Tests that need an NVIDIA GPU. Without one, a driver, the library or a compiler all are skipped, with the reason."""
+"""Tests that need an NVIDIA GPU, its driver, the library and a compiler; else all are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# Ranks of one process on one GPU must not wait for each other in one of its queues.
+# With more queues, ranks of one process on one GPU do not wait for each other in a queue.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -20,7 +20,7 @@ DEADLINE_S = 280
 
 @cache
 def reason() -> str | None:
-    """Why nothing can run here; None: it can."""
+    """The reason why no test can run here; None if they can."""
     from cuda_driver import Cuda, CudaError
     from gpu_group import gpu_library
 
@@ -37,16 +37,16 @@ def reason() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ours = [item for item in items if item.nodeid.startswith("tests/gpu/")]
-    why = reason() if ours else None
-    for item in ours:
+    gpu_tests = [item for item in items if item.nodeid.startswith("tests/gpu/")]
+    why = reason() if gpu_tests else None
+    for item in gpu_tests:
         if why is not None:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {why}"))
 
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """Of the processes that tests start."""
+    """The environment of processes that tests start."""
     paths = [str(ROOT / "benchmarks"), str(HERE), os.environ.get("PYTHONPATH", "")]
     settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "BLINK_PYTHON": sys.executable}
     return {**os.environ, **settings, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
@@ -54,19 +54,19 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def all_ok(environment: dict[str, str]) -> Callable[..., None]:
-    """Runs Python programs side by side, which must all end well with the line "ok"."""
+    """A function that runs Python programs concurrently; all must exit with 0 and the line "ok"."""
 
     def run(*commands: Sequence[str | Path], **variables: str) -> None:
-        given = environment | variables
+        settings = environment | variables
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started = [subprocess.Popen([sys.executable, "-W", "ignore", *one], env=given, **pipes) for one in commands]
-        said = []
+        started = [subprocess.Popen([sys.executable, "-W", "ignore", *one], env=settings, **pipes) for one in commands]
+        outputs = []
         try:
-            said = [process.communicate(timeout=DEADLINE_S)[0] for process in started]
+            outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in started]
         finally:
             for process in started:
                 process.kill()
-        assert [process.returncode for process in started] == [0] * len(started), "\n".join(said)
-        assert [text.strip().splitlines()[-1] for text in said] == ["ok"] * len(started)
+        assert [process.returncode for process in started] == [0] * len(started), "\n".join(outputs)
+        assert [text.strip().splitlines()[-1] for text in outputs] == ["ok"] * len(started)
 
     return run

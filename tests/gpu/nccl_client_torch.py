@@ -1,4 +1,4 @@
-"""A program that knows nothing of Blink: torch with NCCL, whatever is preloaded. Ranks share GPUs if there are fewer.
+"""A program of torch with NCCL, without any use of Blink. Ranks share GPUs if there are fewer GPUs than ranks.
 
 nccl_client_torch.py RANK SIZE STORE
 """

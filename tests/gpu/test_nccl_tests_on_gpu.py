@@ -1,4 +1,4 @@
-"""NVIDIA's nccl-tests, which check every element, with libblink.so preloaded. Their binaries are to be on PATH."""
+"""NVIDIA's nccl-tests, which check every element, with libblink.so preloaded. Their programs must be on PATH."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DEADLINE_S = 280
 
 
 def launcher() -> list[str]:
-    """How two ranks come about: two GPUs, or two processes on one by MPI."""
+    """The launcher of two ranks: none for two GPUs, MPI for two processes on one GPU."""
     count = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.count("GPU ")
     if count >= 2:
         return []
     if shutil.which("mpirun") is None:
-        pytest.skip("one GPU and no mpirun: nccl-tests puts its ranks on GPUs of their own")
+        pytest.skip("one GPU and no mpirun: without it, nccl-tests needs a GPU per rank")
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
 
 
@@ -47,7 +47,7 @@ def test_nccl_tests(environment, name):
     }
     arguments = ["-b", "8", "-e", "8M", "-f", "8", "-n", "5", "-c", "1", "-g", "1" if start else "2", *PROGRAMS[name]]
     ended = subprocess.run(
-        # The launcher itself uses no GPU: only what it starts is preloaded.
+        # Only the started program needs the library, not the launcher, which uses no GPU.
         [*start, "env", f"LD_PRELOAD={library}", program, *arguments],
         env={**environment, **settings, "PATH": os.environ["PATH"]},
         capture_output=True,

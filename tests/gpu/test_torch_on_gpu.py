@@ -1,4 +1,4 @@
-"""torch's CUDA tensors, by an unchanged program on NCCL with libblink.so preloaded."""
+"""CUDA tensors of torch, in an unchanged NCCL program with libblink.so preloaded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = needs("torch")
 
 @pytest.fixture(scope="module")
 def torch():
-    import torch as found
+    import torch as module
 
-    if not found.cuda.is_available():
+    if not module.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA, or finds no GPU")
-    return found
+    return module
 
 
 def test_an_unchanged_program_under_ld_preload(torch, tmp_path, all_ok):
@@ -33,4 +33,4 @@ def test_an_unchanged_program_under_ld_preload(torch, tmp_path, all_ok):
     commands = ([HERE / "nccl_client_torch.py", rank, "2", tmp_path / "store"] for rank in "01")
     all_ok(*commands, **settings, NCCL_MULTI_RANK_GPU_ENABLE="1")
     lines = [json.loads(line) for line in report.read_text().splitlines()]
-    assert lines, "libblink.so was not there: it tells of every communicator"
+    assert lines, "libblink.so, which reports every communicator, was not loaded"

@@ -1,4 +1,4 @@
-"""How much work planning is, counted in calls: the same on every machine. Times are in benchmarks/."""
+"""The work of planning, counted in calls, which are equal on every machine. Times are in benchmarks/."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.ring import rings
 
-#: Benchmark line → at most this many maximum flows, solver runs, and Python calls in all. About half is used.
+#: Benchmark line → most maximum flows, solver runs, and Python calls; about half are used.
 LIMITS = {
     "plan allreduce, dgx-1v, 8 GPUs": (140, 4, 140_000),
     "plan broadcast, dgx-1v, 8 GPUs": (110, 0, 60_000),
@@ -27,7 +27,7 @@ LIMITS = {
 
 
 def calls(run: Callable[[], object]) -> Counter[tuple[str, str]]:
-    """(file, function) → how often it was called."""
+    """(file, function) → number of its calls."""
     profile = cProfile.Profile()
     profile.enable()
     run()
@@ -52,19 +52,19 @@ def test_every_in_process_benchmark_has_a_limit():
 def test_work(name):
     [line] = [line for line in planning.LINES if line.name == name]
     if not name.startswith("certificate"):
-        line.run()  # imports what it needs
+        line.run()  # Imports its modules.
     planning.clear_caches()
     first = _work(line.run)
     assert all(used <= limit for used, limit in zip(first, LIMITS[name], strict=True)), first
     planning.clear_caches()
     again = _work(line.run)
     assert again[:2] == first[:2]
-    # A handful of calls may differ: how often a dictionary compares keys depends on addresses.
+    # A few calls may differ, since the number of comparisons of a dictionary's keys depends on addresses.
     assert again[2] == pytest.approx(first[2], rel=0.01), "a cache outlived clear_caches: benchmarks would measure it"
 
 
-def test_links_and_rings_are_found_by_little_work():
-    """The links of 128 GPUs, found once, and the rings of a whole DGX-1V: Python calls; about half is used."""
+def test_links_and_rings_take_little_work():
+    """The limits are Python calls for the links of 128 GPUs, and for the rings of a DGX-1V; about half are used."""
     topology = parse_spec("16x dgx-a100")
     planning.clear_caches()
     assert calls(lambda: network_for(topology, topology.ranks)).total() < 100_000

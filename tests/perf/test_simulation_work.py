@@ -1,4 +1,4 @@
-"""How much work simulating is, counted in chunk hops, events and calls: the same on every machine.
+"""The work of simulation, counted in chunk hops, events and calls, which are equal on every machine.
 
 Times are in benchmarks/simulation.py.
 """
@@ -21,7 +21,7 @@ from support import reference_kernel
 from support.timed import lowered
 
 SIZE = 1 << 22
-#: Copies and reductions cost something, and messages are signalled late: every kind of event happens.
+#: A calibration with costs of copies, reductions and signals, so that every kind of event happens.
 COSTS = calibration("v100-copy-engine")
 JOBS = [("optimal", "allreduce"), ("blink", "broadcast"), ("ring", "allreduce"), ("optimal", "alltoall")]
 EVERY_JOB = pytest.mark.parametrize(("algo", "name"), JOBS)
@@ -29,16 +29,16 @@ EVERY_SHARING = pytest.mark.parametrize("sharing", ["fifo", "fair"])
 
 
 def workload(algo: str, name: str, chunks: int, sharing: str = "fifo", late: bool = False) -> Workload:
-    """The job with so many chunks in its largest slice; ``late``: messages are signalled after they landed."""
+    """The job with ``chunks`` in its largest slice; ``late``: messages are signalled after they have landed."""
     program, network = lowered(algo, "dgx-1v", name)
     blocks = program.collective.total_blocks()
     largest = max(float(part.stop - part.start) for part in program.slices) * SIZE / blocks
     bound = bind_bytes(program, SIZE, int(largest / chunks))
-    made = translate(bound, network, COSTS, Settings(sharing)).workload
-    return replace(made, hops=replace(made.hops, signal_s=made.hops.signal_s + 1e-6)) if late else made
+    job = translate(bound, network, COSTS, Settings(sharing)).workload
+    return replace(job, hops=replace(job.hops, signal_s=job.hops.signal_s + 1e-6)) if late else job
 
 
-# Nothing is left out, and there is no closed form.
+# Every chunk is simulated.
 
 
 @EVERY_SHARING
@@ -62,32 +62,32 @@ def test_every_chunk_crosses_every_hop(algo: str, name: str, sharing: str, size_
 @EVERY_JOB
 @pytest.mark.parametrize("late", [False, True])
 def test_an_event_or_three_per_task(algo: str, name: str, sharing: str, late: bool) -> None:
-    """Per transfer it moves, lands and, where that takes time, arrives; per execution it is done; per actor a start.
+    """A transfer has events for its move, its landing and a late signal; an execution has an end, an actor a start.
 
-    Where links are shared anew, the ends of the transfers on the same link are told again.
+    When links are shared anew, the ends of the transfers on the same link are scheduled again.
     """
-    given = workload(algo, name, 6, sharing, late)
-    counted = calls(lambda: reference_kernel.run(given, sharing))
+    job = workload(algo, name, 6, sharing, late)
+    counted = calls(lambda: reference_kernel.run(job, sharing))
     events = counted["reference_kernel.py", "schedule"]
-    actors = int((given.actors.chunks > 0).sum())
-    least = actors + given.executions + given.transfers * (1 + late + (sharing == "fair"))
-    told_again = events - least
-    assert told_again >= 0
+    actors = int((job.actors.chunks > 0).sum())
+    least = actors + job.executions + job.transfers * (1 + late + (sharing == "fair"))
+    repeated = events - least
+    assert repeated >= 0
     if sharing == "fifo":
-        assert told_again == 0
+        assert repeated == 0
         assert ("reference_links.py", "_fill") not in counted
     else:
-        assert 0 < counted["reference_links.py", "_fill"] <= 2 * given.transfers  # when one begins, and when it ends
-        assert told_again <= int(np.bincount(given.hops.path).max()) * given.transfers
+        assert 0 < counted["reference_links.py", "_fill"] <= 2 * job.transfers  # At the start and end of each.
+        assert repeated <= int(np.bincount(job.hops.path).max()) * job.transfers
 
 
 @EVERY_SHARING
 @EVERY_JOB
 def test_work_grows_with_the_chunks(algo: str, name: str, sharing: str) -> None:
-    """Four times the chunks: about four times the calls."""
+    """Four times the chunks take about four times the calls."""
     few, many = (workload(algo, name, chunks, sharing) for chunks in (4, 16))
-    counted = [sum(calls(lambda given=given: reference_kernel.run(given, sharing)).values()) for given in (few, many)]
-    per_task = [count / given.tasks for count, given in zip(counted, (few, many), strict=True)]
+    counted = [sum(calls(lambda job=job: reference_kernel.run(job, sharing)).values()) for job in (few, many)]
+    per_task = [count / job.tasks for count, job in zip(counted, (few, many), strict=True)]
     assert per_task[0] < {"fifo": 60, "fair": 160}[sharing]
     assert per_task[1] < 1.3 * per_task[0]
 
@@ -108,8 +108,8 @@ def test_translating_takes_no_work_per_chunk(algo: str, name: str) -> None:
 
 def test_the_benchmark_counts_hops() -> None:
     job = simulation.Kernels("small", "dgx-1v", "ring", 2)
-    given = simulation.workload(job, "fair")
-    assert simulation.hops_per_s(reference_kernel.run, given, "fair", 1) > 0
-    assert kernel.run(given, "fair").transfers == given.transfers
+    work = simulation.workload(job, "fair")
+    assert simulation.hops_per_s(reference_kernel.run, work, "fair", 1) > 0
+    assert kernel.run(work, "fair").transfers == work.transfers
     assert [len(simulation.connected_allocations(name)) for name in simulation.MACHINES] == [46, 14]
     assert (len(simulation.SIZES), len(simulation.COLLECTIVES), len(simulation.ALGORITHMS)) == (8, 2, 3)

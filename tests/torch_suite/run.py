@@ -1,17 +1,17 @@
-"""Runs the conformance suite that PyTorch ships, with the ranks as forked processes.
+"""Run the conformance suite that PyTorch ships, with the ranks as forked processes.
 
     python tests/torch_suite/run.py --world-size 2                    # backend "blink", compared with gloo's record
     python tests/torch_suite/run.py --world-size 2 --backend gloo --record
 
-The suite is ``torch.testing._internal.distributed.distributed_test``. It knows the backends by name and leaves out
-much for a name that it does not know. So it is told ``gloo``, and ``init_process_group``, ``new_group`` and
-``get_backend`` translate between that and ``blink``. That a process group named gloo is really ours is proved by
-the counters that each rank leaves behind: the table's last line.
+The suite is ``torch.testing._internal.distributed.distributed_test``. It selects tests by the backend's name, and skips
+many for an unknown name. Here the name is ``gloo``, and ``init_process_group``, ``new_group`` and ``get_backend``
+translate between ``gloo`` and ``blink``. The counters of all ranks, in the last line of the table, prove that blink ran
+the calls.
 
-Ranks are forked, not spawned: a third of a second per test instead of six.
+Ranks are forked, not spawned, which takes a third of a second per test instead of six.
 
-What passes on gloo is recorded for torch versions and world sizes in ``gloo.json`` beside this file; the difference
-between that and this run is printed, and exit status 1 says that there is one.
+``gloo.json`` records the tests that pass on gloo, by torch version and world size. The difference from this run is
+printed, and makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from typing import Any
 
 RECORD = Path(__file__).with_name("gloo.json")
 
-#: What the suite asks of gloo by its C++ name or class, so that no other backend can have it: test, reason.
+#: Tests that need gloo's C++ name or class, so no other backend can pass them: test, reason.
 ONLY_GLOO = {
     "test_ddp_logging_data_cpu": "expects DDP's logger to have read the C++ class's name, gloo",
 }
 
 
 def main() -> int:
-    """Runs the suite; the exit status."""
+    """Run the suite; return the exit status."""
     options = _options()
     os.environ.update(BACKEND="gloo", WORLD_SIZE=str(options.world_size), MASTER_ADDR="127.0.0.1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -63,18 +63,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--world-size", type=int, default=2, help="number of ranks (default 2)")
     parser.add_argument("--backend", choices=("blink", "gloo"), default="blink")
     parser.add_argument("--tests", help="only tests whose names match this regular expression")
-    parser.add_argument("--recorded", action="store_true", help="only what gloo's record says passes there")
-    parser.add_argument("--record", action="store_true", help="keep what passes as gloo's record")
-    parser.add_argument("--timeout", type=int, default=60, help="seconds for one test (default 60)")
-    parser.add_argument("--verbose", action="store_true", help="let the ranks print")
+    parser.add_argument("--recorded", action="store_true", help="only tests that pass in gloo's record")
+    parser.add_argument("--record", action="store_true", help="write the passed tests as gloo's record")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds per test (default 60)")
+    parser.add_argument("--verbose", action="store_true", help="show the ranks' output")
     options = parser.parse_args()
     if options.record and (options.backend != "gloo" or options.tests):
-        parser.error("--record keeps the whole suite's outcome on gloo: give --backend gloo and no --tests")
+        parser.error("--record writes the outcome of the whole suite on gloo: give --backend gloo and no --tests")
     return options
 
 
 def _run(options: argparse.Namespace, counters: Path) -> dict[str, str]:
-    """``{test: "pass" | "skip" | "fail"}``."""
+    """The outcomes: ``{test: "pass" | "skip" | "fail"}``."""
     suite_class = _suite_class(options, counters)
     names = [name for name in sorted(dir(suite_class)) if name.startswith("test_")]
     if options.backend == "blink":
@@ -101,7 +101,7 @@ def _name(test: unittest.TestCase) -> str:
 
 
 def _suite_class(options: argparse.Namespace, counters: Path) -> Any:
-    """The suite as a class of tests whose ranks are forked and use the wanted backend."""
+    """The suite as a test class with forked ranks on the selected backend."""
     common = importlib.import_module("torch.testing._internal.common_distributed")
     suite = importlib.import_module("torch.testing._internal.distributed.distributed_test")
     multiprocessing = importlib.import_module("torch.multiprocessing")
@@ -133,34 +133,34 @@ def _suite_class(options: argparse.Namespace, counters: Path) -> Any:
     return Suite
 
 
-def _alias(suite: Any, said: str, meant: str) -> None:
-    """Whoever asks torch for backend ``said`` gets ``meant``, and is told that it is ``said``.
+def _alias(suite: Any, alias: str, target: str) -> None:
+    """Make torch use backend ``target`` wherever ``alias`` is requested, and report ``alias`` as its name.
 
-    The suite finds the backend's records in profiles by that name too. There ours are looked up by their own; that
-    they are of asynchronous calls cannot be said from Python, so it is said here.
+    The suite also looks for the backend's events in profiles by name, so events of ``target`` are renamed. Python
+    events cannot be marked asynchronous, so they are marked here.
     """
     dist, c10d = (importlib.import_module(f"torch.{name}") for name in ("distributed", "distributed.distributed_c10d"))
     for name in ("torch_backend", "torch_backend.process_group", "runtime.communicator"):
-        importlib.import_module(f"blinkccl.{name}")  # the first registers it, the others save each rank the time
+        importlib.import_module(f"blinkccl.{name}")  # Once, before the forks; the first registers the backend.
     torchs, find = SimpleNamespace(**vars(c10d)), suite.get_profiling_event
 
     def init_process_group(backend: Any = None, *arguments: Any, **more: Any) -> None:
-        torchs.init_process_group(meant if backend == said else backend, *arguments, **more)
+        torchs.init_process_group(target if backend == alias else backend, *arguments, **more)
 
     def new_group(*arguments: Any, **more: Any) -> Any:
-        if more.get("backend") == said:
-            more["backend"] = meant
+        if more.get("backend") == alias:
+            more["backend"] = target
         return torchs.new_group(*arguments, **more)
 
     def get_backend(group: Any = None) -> Any:
         name = torchs.get_backend(group)
-        return said if name == meant else name
+        return alias if name == target else name
 
     def get_profiling_event(name: str, *arguments: Any, **more: Any) -> list[Any]:
-        found = find(name.replace(f"{said}:", f"{meant}:"), *arguments, **more)
-        for event in found:
-            event.name, event.is_async = event.name.replace(f"{meant}:", f"{said}:"), True
-        return found
+        events = find(name.replace(f"{alias}:", f"{target}:"), *arguments, **more)
+        for event in events:
+            event.name, event.is_async = event.name.replace(f"{target}:", f"{alias}:"), True
+        return events
 
     suite.get_profiling_event = get_profiling_event
     for module in (dist, c10d):

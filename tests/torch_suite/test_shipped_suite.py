@@ -1,4 +1,4 @@
-"""PyTorch's own conformance suite passes on blink where it passes on gloo."""
+"""Tests of PyTorch's conformance suite that pass on gloo pass on blink."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except UnsupportedError as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
 LIMIT_S = 800
-#: Twenty that are quick and have little in common; BLINK_ALL_TESTS=1 runs all.
+#: Twenty quick and different tests; BLINK_ALL_TESTS=1 runs all.
 SMOKE = (
     "DistributedDataParallelCPU accumulate_gradients_no_sync_allreduce_hook all_gather all_gather_coalesced_simple "
     "all_gather_object_subgroup all_reduce_full_group_max all_reduce_sum_async all_reduce_sum_complex barrier "
@@ -40,7 +40,7 @@ SMOKE = (
         pytest.param(3, "", 80, 500, marks=pytest.mark.slow),
     ],
 )
-def test_what_passes_on_gloo_passes_on_blink(size: int, chosen: str, passes: int, calls: int) -> None:
+def test_tests_that_pass_on_gloo_pass_on_blink(size: int, chosen: str, passes: int, calls: int) -> None:
     only = ["--tests", f"^test_({chosen.replace(' ', '|')})$"] if chosen else []
     ended = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("run.py")), "--world-size", str(size), "--recorded", *only],
