@@ -183,4 +183,4 @@ def test_machines_without_in_network_reduction_are_refused() -> None:
     assert "dgx-a100 has no switch with in-network reduction that joins GPUs 0, 1" in refused("dgx-a100")
     assert "a thread block holds 16 memory channels, got 71: choose at most 17 GPUs" in refused("gb200-nvl72")
     assert "no switch with in-network reduction" in refused("2x dgx-h100")
-    assert "--chunks 4 is for plans" in refused("dgx-h100", Choices(chunks=4))
+    assert "--chunks 4 needs a plan" in refused("dgx-h100", Choices(chunks=4))
