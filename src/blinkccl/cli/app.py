@@ -25,7 +25,7 @@ Examples:
   blink sim allreduce --topo dgx-1v --size 500M        predicted time, beside NCCL
   blink explain allreduce --topo dgx-1v --size 64M     which algorithm runs, and why
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
-  blink tune -g 2                                      the fastest choices here, for 2 processes or all GPUs
+  blink tune -g 2                                      measures the fastest choices; without -g on all GPUs
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6     on emulated links with the machine's ratios
   blink run -- torchrun --nproc-per-node 4 train.py    an unchanged NCCL program, with trees where they are faster
   blink calibrate x.json                               latency and bandwidth from results of bench or nccl-tests
@@ -117,7 +117,7 @@ VERBS = {
     "explain": "Explain which algorithm runs a call, and why.",
     "bench": "Run a collective on this machine, and check every result.",
     "tune": "Measure the fastest choices here, on GPUs or between processes.",
-    "lab": "Run plans on shaped links between network namespaces of this machine.",
+    "lab": "Run plans on emulated links between network namespaces of this machine.",
     "run": "Run an unchanged NCCL program, with trees where they are faster.",
     "calibrate": "Fit latency and bandwidth to measured times.",
     "doctor": "Diagnose this machine, or the logs of a job.",

@@ -73,7 +73,7 @@ Root = Annotated[
         "--root",
         "-r",
         metavar="ID",
-        help="GPU that is the root of broadcast, reduce, gather or scatter, numbered as in --gpus; default: the first.",
+        help="Root of broadcast, reduce, gather or scatter, numbered as in --gpus; default: the first rank.",
     ),
 ]
 #: Listed by hand, because help is shown before any registry is loaded.
@@ -94,7 +94,7 @@ Algorithms = Annotated[
     Option(
         "--algo",
         metavar="NAMES",
-        help=f"all, or some of auto, {_NAMES}, separated by commas; without -g only one.",
+        help=f"all, or some of auto, {_NAMES}, separated by commas; with --topo and without -g only one.",
     ),
 ]
 Relays = Annotated[bool, Option("--relays", help="Let GPUs outside --gpus forward data.")]

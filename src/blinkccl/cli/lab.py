@@ -25,7 +25,7 @@ Examples:
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6                  all algorithms at 16 MB
   blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 32M --plot lab.svg
   blink lab allreduce --topo dgx-2 --gpus 0-3 --lane 50 --json
-  blink lab allreduce --topo dgx-1v --fail cut:0-3                  cut a link, and go on with a plan for the rest
+  blink lab allreduce --topo dgx-1v --fail cut:0-3                  cut a link, and continue without it
   blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 16M -o table.json
   blink lab sendrecv --topo mist --gpus 0,1 --algo multi_path,one_hop -b 64K -e 32M
 
@@ -131,7 +131,7 @@ def _compare(
     plot: Path | None,
     json: bool,
 ) -> tuple[Field, list[list[Measured]]]:
-    """Measure all candidates, and print them; exit with 1 if a result is wrong. The candidates as run, and times."""
+    """Measure and print all candidates; exit with 1 if a result is wrong. Returns candidates and times."""
     from blinkccl.apps.lab import experiment, output
     from blinkccl.show.text import fit
 

@@ -25,7 +25,7 @@ Examples:
   blink show node7.txt -o machine.html                   "nvidia-smi topo -m" text
   blink plan broadcast --topo dgx-2 --json | blink show - -o plan.html
 
-Show a plan or a topology. The suffix of the -o FILE chooses the format: .html (one file without references), .svg or
+Show a plan or a topology. The suffix of the -o FILE chooses the format: .html (one file that needs no network), .svg or
 .txt. Without -o, text is printed.
 """
 
