@@ -8,9 +8,9 @@ the bound to the rate.
 
 The order is searched for the best rate of AllReduce. Reduce and ReduceScatter on the same links have the same order,
 and send their sums from the root to the destination. The rate of one nested group is exact. The search does not prove
-that no other group has a higher rate, unless :func:`order_bound` is reached. Several servers whose ranks are joined in
-pairs are reduced one after another, with a tree for every position in a server, if this has a rate within 2 % of the
-bound, or half of it above 16 ranks.
+that no other group has a higher rate, unless :func:`order_bound` is reached. Servers whose ranks are joined in pairs
+are reduced one after another, with a tree for every position in a server. This needs a rate within 2 % of the bound, or
+half of it above 16 ranks.
 """
 
 from __future__ import annotations
@@ -213,10 +213,10 @@ def _packed(request: Request, group: NestedGroup) -> Forest:
 # For any set of terminals A and any order, consider the lowest group (:mod:`~blinkccl.trees.packing.nested_groups`)
 # with operands on both sides of A. The head of a group receives from all other members of the group. Every member that
 # is a head in some tree does so, so the heads of a group are a *clique* with links in both directions.
-# If all members of the group are on one side, an operand on the other side is a group below, and all its data goes from
-# the clique of its heads to the clique of this group's heads. If members are on both sides, every head receives from
-# all members on the other side. So the largest capacity across A between two cliques bounds the rate of every order,
-# and the A with the smallest such capacity gives the tightest bound.
+# If all members of the group are on one side, an operand on the other side is a group below. Its data goes from the
+# clique of its heads to the clique of this group's heads. If members are on both sides, every head receives from all
+# members on the other side. So the largest capacity across A between two cliques bounds the rate of every order, and
+# the A with the smallest such capacity gives the tightest bound.
 #: The most cliques of a network; with more there is no bound.
 MOST_CLIQUES = 500
 
