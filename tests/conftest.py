@@ -1,4 +1,4 @@
-"""What all tests share: options, one cache for a session's plans and compiled code, doubles, and the command line."""
+"""Fixtures and options of all tests: a cache of plans and compiled code per session, doubles, and the command line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ load_profile()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for line in ("slow: a merge does not wait for it; BLINK_ALL_TESTS=1 runs it", *MARKERS):
+    for line in ("slow: skipped by make test; BLINK_ALL_TESTS=1 runs it", *MARKERS):
         config.addinivalue_line("markers", line)
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of collected tests are no garbage: whatever a test allocates, nobody looks through them again.
+    """Exclude the thousands of collected tests from garbage collection, and run it less often.
 
-    Nor so often through what a plan consists of: a sixteenth of the time goes with the usual threshold.
+    With the default threshold, collections through the objects of plans take a sixteenth of the time.
     """
     gc.collect()
     gc.freeze()
@@ -50,21 +50,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
     def assert_refused(self, message: str) -> None:
-        """Exit code 2, nothing on standard output, and ``message`` on standard error."""
+        """Assert exit code 2, empty standard output, and ``message`` on standard error."""
         assert (self.code, self.out) == (2, "")
         assert message in self.err
 
 
 @pytest.fixture(autouse=True, scope="session")
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """BLINK_CACHE: one for all workers of a session, and none that another version of the code has left."""
+    """The directory BLINK_CACHE, shared by all workers of a session and new, as old ones are of other versions."""
     own = tmp_path_factory.getbasetemp()
     directory = (own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own) / "cache"
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -83,7 +83,7 @@ def doubles() -> Doubles:
 
 @pytest.fixture(autouse=True)
 def no_group_is_left() -> Iterator[None]:
-    """Fails a test that leaves this process in a group, where `blink dump` and others would find it in a later test."""
+    """Fail a test that leaves this process in a group, because later tests of `blink dump` would find that group."""
     yield
     left = [number for number in os.listdir(FILES) if is_a_groups(number)] if os.path.isdir(FILES) else []
     assert not left, f"{len(left)} descriptors of groups are still open: close the communicator"
@@ -93,7 +93,7 @@ FILES = "/proc/self/fd"
 
 
 def is_a_groups(number: str) -> bool:
-    with suppress(FileNotFoundError):  # by now something else is open there, or nothing
+    with suppress(FileNotFoundError):  # It may have been closed since.
         return os.readlink(f"{FILES}/{number}").startswith("/memfd:blink-segment")
     return False
 
@@ -103,14 +103,14 @@ Blink = Callable[..., Ended]
 
 @pytest.fixture
 def blink(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Blink:
-    """Runs ``blink`` with these arguments, through the same ``main`` as the console script."""
+    """A function that runs ``blink`` with its arguments, through the ``main`` of the console script."""
 
     return lambda *arguments: _typed(main, arguments, monkeypatch, capsys)
 
 
 @pytest.fixture
 def reproduction(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Blink:
-    """Runs ``python -m reproduction`` with these arguments."""
+    """A function that runs ``python -m reproduction`` with its arguments."""
     from reproduction.__main__ import main as claims
 
     return lambda *arguments: _typed(claims, arguments, monkeypatch, capsys)

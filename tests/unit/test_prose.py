@@ -80,6 +80,7 @@ PLAIN = (
     ),
     *(
         "tests/conformance",
+        "tests/conftest.py",
         "tests/distributions",
         "tests/doctor",
         "tests/doubles",
