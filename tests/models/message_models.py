@@ -1,12 +1,12 @@
-"""How a message goes from one block to another, as threads of :mod:`support.weak_memory`.
+"""Models of a message from one block to another, as threads of :mod:`support.weak_memory`.
 
-What is modelled, line by line, is ``execute<Wire>`` with ``await_end`` and ``sweep`` (native/device/blink/execute.h),
-``fold_as`` as far as it reads and writes messages (fold.h: every thread its units), what a wire's ``Units`` do
-(wires.h), and ``open_end`` and ``close`` (state.h). One connection, a writing and a reading block; thread 0 has the end
-(``i = 0``).
+The models follow the code line by line: ``execute<Wire>`` with ``await_end`` and ``sweep``
+(native/device/blink/execute.h), the reads and writes of messages in ``fold_as`` (fold.h: every thread has its units), a
+wire's ``Units`` (wires.h), and ``open_end`` and ``close`` (state.h). A model has one connection with a writing and a
+reading block; thread 0 has the end (``i = 0``).
 
-``but`` names what a variant does otherwise: one step of the protocol left out or weakened. The tests say which of them
-the search must refute, and which are sound.
+``but`` names the change of a variant: one step of the protocol left out or weakened. The tests list the variants that
+the search must refute, and those that are sound.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Shape:
 
 
 class Block:
-    """The threads of a block, with its state in shared memory: plain places whose names begin with the block's."""
+    """The threads of a block, with its state in shared memory: plain places with the block's name as prefix."""
 
     def __init__(self, name: str, shape: Shape, but: str) -> None:
         self.name, self.shape, self.but = name, shape, but
         self.threads = [Thread(f"{name}{t}", name) for t in range(shape.threads)]
         self.counting = self.threads[0]
-        #: The publisher, which meets no other thread but the first; None: the block publishes for itself.
+        #: The publisher, which synchronizes with the first thread alone; None if the block publishes itself.
         self.publisher: Thread | None = None
 
     def with_publisher(self) -> Block:
@@ -51,28 +51,28 @@ class Block:
         return [*self.threads, self.publisher] if self.publisher else self.threads
 
     def arrive(self, thread: Thread, barrier: str, position: int) -> None:
-        """``arrive_at`` one of two barriers, by turns: all that was done before is seen by who waits there."""
+        """``arrive_at`` of two alternating barriers: a thread that waits there sees everything done before."""
         order = "relaxed" if self.but == f"no order by {barrier}" else "release"
         thread.store(f"{self.name}.{barrier}{position % 2}", position + 1, order)
 
     def meet(self, thread: Thread, barrier: str, position: int) -> None:
-        """``meet_at`` the same."""
+        """``meet_at`` of the same barriers."""
         if self.but != f"{barrier} not awaited":
             place = f"{self.name}.{barrier}{position % 2}"
             thread.wait(place, lambda seen, r: seen >= position + 1, "acquire", said=f"≥ {position + 1}")
 
     def await_free(self, position: int) -> None:
-        """The notice of this turn has been published, the one before perhaps not."""
+        """Wait until the notice of this turn has been published; the previous one may not have been."""
         if self.publisher and position >= 2:
             self.meet(self.threads[0], "free", position - 2)
 
     def await_published(self, messages: int) -> None:
-        """``close``, which all threads meet in."""
+        """Model ``close``, in which all threads meet."""
         for position in range(max(0, messages - 2), messages):
             self.meet(self.threads[0], "free", position)
 
     def publish(self, counter: str, position: int, order: str) -> None:
-        """A notice behind the last barrier, and what the publisher makes of it."""
+        """A notice after the last barrier, and the publisher's store for it."""
         assert self.publisher
         self.arrive(self.threads[0], "told", position)
         self.meet(self.publisher, "told", position)
@@ -94,7 +94,7 @@ class Block:
         thread.load("message", f"{self.name}.message")
 
     def advance(self, position: int) -> None:
-        """``advance`` before the last barrier, behind which the job may be the next one's already."""
+        """``advance`` before the last barrier, after which the job may be the next one."""
         if self.but != "job read after the last barrier":
             self._read_job()
         self.counting.store(f"{self.name}.position", position + 1)
@@ -106,7 +106,7 @@ class Block:
             thread.load("job", f"{self.name}.job")
 
     def tell(self, counter: str, position: int, order: str) -> None:
-        """The counter of an end, after the last barrier: one store of one thread."""
+        """The counter of an end, one store of one thread after the last barrier."""
         if self.publisher:
             self.publish(counter, position, order)
             return
@@ -116,7 +116,7 @@ class Block:
         self.counting.store(counter, lambda r: r["told"], order)
 
     def await_room(self, position: int, acquire: str = "acquire") -> None:
-        """``await_end`` of a send. Credit that was acquired once need not be asked for again (``seen_head``)."""
+        """``await_end`` of a send; credit that was acquired once needs no other load (``seen_head``)."""
         one, room = self.counting, self.shape.slots + (self.but == "a slot too many")
         if position == 0:
             one.let("seen_head", 0)
@@ -161,7 +161,7 @@ def simple_send(block: Block, position: int) -> None:
 
 
 def simple_receive(block: Block, position: int) -> None:
-    """One execution that receives. Each thread reads a unit of another thread: the barriers are what orders that."""
+    """One execution that receives. Each thread reads a unit of another thread, in the order of the barriers."""
     shape, but = block.shape, block.but
     block.counting.wait("tail", lambda tail, r: tail >= position + 1, said=f"≥ {position + 1}")
     if but != "tail not acquired":
@@ -190,7 +190,7 @@ def simple(shape: Shape, but: str = "") -> Searched:
 
 
 def published(shape: Shape, but: str = "") -> Searched:
-    """Simple in blocks of several warps: a thread more in each, which publishes while the others go on."""
+    """Simple in blocks of several warps: one more thread in each publishes while the others continue."""
     writer, reader = Block("writer", shape, but).with_publisher(), Block("reader", shape, but).with_publisher()
     for position in range(shape.messages):
         simple_send(writer, position)
@@ -247,28 +247,28 @@ def _renamed(op: Any, suffix: str) -> Any:
 
 @dataclass(frozen=True)
 class Lines:
-    """How messages with flags go about it."""
+    """The variant of a protocol with flags."""
 
     #: The wires of the messages in turn.
     wires: tuple[str, ...] = ("LL",)
-    #: Of the store of a head by the reader, and of its load by the writer.
+    #: Memory orders of the reader's store of a head, and of the writer's load.
     head: str = "relaxed"
     acquire: str = "relaxed"
-    #: Whether each wire has memory of its own; if not, whether LL128's receiver zeroes what it has read.
+    #: True if each wire has its own memory; if not, ``clears`` makes LL128's receiver zero the words after its read.
     apart: bool = True
     clears: bool = False
-    #: LL's flags come round after so many messages; every half of that the sender sweeps LL's lines: in a message of
-    #: one of these wires.
+    #: LL's flags repeat after ``modulus`` messages. Every half of that the sender sweeps LL's lines, in a message of a
+    #: wire in ``sweeps``.
     modulus: int = 1 << 31
     sweeps: tuple[str, ...] = ("LL", "LL128")
-    #: Whether what was stored half a round of flags ago has arrived. PTX names no time after which a store is seen.
+    #: True if stores of half a round of flags ago have arrived. PTX gives no time limit for the visibility of a store.
     old_arrive: bool = True
-    #: Whether a line of LL128, which comes to be seen in parts, has its flag in the last one.
+    #: True if a line of LL128, which becomes visible in parts, has its flag in the last part.
     flag_last: bool = True
-    #: Whether its lanes load it again behind their vote, and whether they have converged before.
+    #: True if its lanes load it again after their vote, and if they converge before that load.
     reloads: bool = True
     converges: bool = True
-    #: Whether what a thread stores behind a barrier may overtake what it loaded then.
+    #: True if a thread's store after a barrier may overtake its load before.
     overtaken: bool = False
 
     def wire(self, position: int) -> str:
@@ -280,17 +280,17 @@ def word(slot: int, unit: int) -> str:
 
 
 def line(slot: int) -> str:
-    """Of LL128, where it has memory of its own."""
+    """The place of an LL128 line, if LL128 has its own memory."""
     return f"wide{slot}"
 
 
 def ll_flag(lines: Lines, position: int) -> tuple[str, int]:
-    """Units<LL>::flag: the position modulo 2^31, with the uppermost bit set."""
+    """Units<LL>::flag: the position modulo 2^31, with the highest bit set."""
     return ("LL", position % lines.modulus)
 
 
 def lines_send(block: Block, lines: Lines, position: int) -> None:
-    """Units<LL>::write and Units<LL128>::write (flag behind the data), and sweep()."""
+    """Units<LL>::write and Units<LL128>::write (flag after the data), and sweep()."""
     shape, slot = block.shape, position % block.shape.slots
     block.await_room(position, lines.acquire)
     block.note_message(position)
@@ -311,11 +311,11 @@ def lines_send(block: Block, lines: Lines, position: int) -> None:
 
 
 def _write_line(thread: Thread, lines: Lines, position: int, slots: int, unit: int) -> None:
-    """A line is data and a flag, which several lanes store by one instruction: in the model one thread.
+    """Write a line of data and a flag, which several lanes store by one instruction; the model has one thread.
 
-    It is one place, of which each load gives all, and it comes in parts, the flag at last. (Both wires on the same
-    memory are modelled with one slot, and with words as places, as on a CPU. There LL128's data may be any bits: those
-    of the next LL's flag.)
+    A line is one place: each load returns the whole line, and it arrives in parts, the flag last. (Both wires on the
+    same memory are modelled with one slot and with words as places, as on a CPU. LL128's data may then be any bits,
+    also those of the next LL flag.)
     """
     slot = position % slots
     if unit != 0:
@@ -330,7 +330,7 @@ def _write_line(thread: Thread, lines: Lines, position: int, slots: int, unit: i
     thread.store(line(slot), (position, position + 1), "relaxed")
 
 
-#: Of the lanes of a line, which are a reader's threads, the one that has the flag.
+#: The lane with the flag, among the lanes of a line, which are a reader's threads.
 FLAG_LANE = 1
 
 
@@ -371,14 +371,14 @@ def _flag(value: Any) -> Any:
 
 
 def _position(value: Any) -> int:
-    """Of the message that a word was stored by."""
+    """The position of the message that stored a word, or -1."""
     if not isinstance(value, tuple):
         return -1
     return int(value[1] if value[0] == "swept" else value[1][0])
 
 
 def _read_line(thread: Thread, lines: Lines, position: int, slot: int, unit: int) -> None:
-    """All lanes look until the last one has the flag, and vote on it, which orders nothing; then all look again."""
+    """All lanes load until the last one has the flag, and vote on it, which orders nothing; then all load again."""
     if _mixed(lines):
         if unit == 0:
             _read_words(thread, lines, position, slot)
@@ -389,7 +389,7 @@ def _read_line(thread: Thread, lines: Lines, position: int, slot: int, unit: int
         thread.store("vote", flag, "relaxed")
     else:
         thread.load("line", line(slot), "relaxed")
-        thread.wait("vote", lambda seen, r: seen >= flag, said=f"≥ {flag}")
+        thread.wait("vote", lambda value, r: value >= flag, said=f"≥ {flag}")
     if lines.converges:
         thread.barrier()
     if lines.overtaken:
@@ -409,7 +409,7 @@ def _read_words(thread: Thread, lines: Lines, position: int, slot: int) -> None:
 
 
 def _check_line(thread: Thread, lines: Lines, position: int) -> None:
-    """What every lane has of its line, where it is needed."""
+    """Check every lane's value of its line before its use."""
     if _mixed(lines):
         return
     if lines.overtaken:
@@ -431,8 +431,8 @@ def flagged(shape: Shape, lines: Lines, but: str = "") -> Searched:
 def launches(wires: Sequence[str], lines: Lines, but: str = "", slots: int = 2) -> Searched:
     """A launch per message, each with its wire, on one connection: ``open_end`` and ``close`` keep the position.
 
-    Launches of one rank follow each other in its stream, and the end of a kernel is a fence for all of its threads.
-    Another thread has the end in each launch, as may be where programs differ.
+    Launches of one rank are ordered by its stream, and the end of a kernel is a fence for all its threads. Each launch
+    gives the end to another thread, as different programs may.
     """
     shape = Shape(2, slots, len(wires))
     writer, reader = Block("writer", shape, but), Block("reader", shape, but)
@@ -460,7 +460,7 @@ def launches(wires: Sequence[str], lines: Lines, but: str = "", slots: int = 2) 
 
 
 def gives_up(but: str = "") -> Searched:
-    """An execution that was not completed: ``step_back`` by the thread that has the end, then ``close`` by another."""
+    """An incomplete execution: ``step_back`` by the thread with the end, then ``close`` by another thread."""
     block = Block("reader", Shape(), but)
     block.advance(0)
     block.barrier("last barrier")

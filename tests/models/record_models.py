@@ -1,8 +1,8 @@
-"""Two protocols around messages: who says why it gave up, and which decision is in force from which call on.
+"""Models of two protocols around messages: the record of the block that gave up, and decisions by call.
 
-``status`` is ``give_up`` (native/device/blink/state.h) with ``Engine::status`` (native/shim/engine.cpp) on the host.
-``agreement`` is class ``Agreement`` (native/shim/shared_page.h, shared_page.cpp), whose comment proves what is searched
-for here. ``but`` names what a variant does otherwise.
+``status`` models ``give_up`` (native/device/blink/state.h) with ``Engine::status`` (native/shim/engine.cpp) on the
+host. ``agreement`` models class ``Agreement`` (native/shim/shared_page.h, shared_page.cpp); the search confirms the
+proof in its comment. ``but`` names the change of a variant.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from support.weak_memory import Searched, search
 
 
 def status(blocks: int = 2, but: str = "") -> Searched:
-    """Blocks that give up at the same time, and a host that looks."""
+    """Blocks that give up at the same time, and a host that reads the status."""
     threads = []
     for number in range(1, blocks + 1):
         one = Thread(f"block{number}")
@@ -42,9 +42,9 @@ def status(blocks: int = 2, but: str = "") -> Searched:
 
 
 def agreement(ranks: Sequence[Sequence[int]], decisions: int, but: str = "") -> Searched:
-    """Each rank makes the calls that it has here; beside them rank 0 decides ``decisions`` times.
+    """Each rank makes its calls in ``ranks``; concurrently rank 0 decides ``decisions`` times.
 
-    A word is open with the calls that have come by, or sealed: then it is below 0. The values are 1, 2, ….
+    An open word holds the number of calls that have passed; a sealed word is below 0. The values are 1, 2, ….
     """
     threads = [Thread(f"rank{rank}") for rank in range(len(ranks))]
     for one, calls in zip(threads, ranks, strict=True):
@@ -57,12 +57,14 @@ def agreement(ranks: Sequence[Sequence[int]], decisions: int, but: str = "") -> 
         _decide(decider, number, sum(map(len, ranks)), but)
 
     def wrong(registers: list[Registers]) -> str | None:
-        made = [(registers[-1][f"made{number}"], number) for number in range(1, decisions + 1)]
+        decided = [(registers[-1][f"made{number}"], number) for number in range(1, decisions + 1)]
         for rank, calls in enumerate(ranks):
             for call in calls:
-                expected = max((number for at, number in made if at <= call), default=0)
+                expected = max((number for at, number in decided if at <= call), default=0)
                 if registers[rank][f"used{call}"] != expected:
-                    return f"call {call} of rank {rank} uses {registers[rank][f'used{call}']}, not {expected} of {made}"
+                    return (
+                        f"call {call} of rank {rank} uses {registers[rank][f'used{call}']}, not {expected} of {decided}"
+                    )
         return None
 
     return search([*threads, decider], at_end=wrong)
@@ -73,7 +75,7 @@ def _sealed(at: int) -> int:
 
 
 def _call(one: Thread, call: int, decisions: int, tries: int, but: str) -> None:
-    """``value_for``; ``tries``: so often the word can have become another before this rank swaps it."""
+    """``value_for``; ``tries`` is the maximum number of changes of the word before this rank swaps it."""
     look = "relaxed" if but == "word relaxed" else "acquire"
     one.let(f"used{call}", 0)
     one.let("on", True)
@@ -100,13 +102,13 @@ def _call(one: Thread, call: int, decisions: int, tries: int, but: str) -> None:
             one.when(lambda r: r["on"], lambda: one.load(f"used{call}", f"value{number}", "relaxed"))
 
         one.when(lambda r: r["on"], come_to)
-    # What is of no use any more, so that states that differ in it are one.
+    # Clear unused registers, so that states that differ only in them are equal.
     for name in ("word", "old", "swapped", "on"):
         one.let(name, None)
 
 
 def _decide(one: Thread, number: int, tries: int, but: str) -> None:
-    """``decide``; ``before`` is the call from which on the decision before counts."""
+    """``decide``; ``before`` is the first call of the previous decision."""
     word, value = f"word{number}", f"value{number}"
     if but != "sealed before its value":
         one.store(value, number, "relaxed")

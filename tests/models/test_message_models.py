@@ -1,19 +1,20 @@
-"""Every execution of small instances of the message protocols is right, and every step of them is needed.
+"""Every execution of small instances of the message protocols is correct, and every step of them is needed.
 
-What the search says of LL and LL128, whose messages have flags and no counters:
+Results of the search for LL and LL128, whose messages have flags and no counters:
 
-- On memory of their own, where nobody but the sender writes, heads are relaxed, stored and loaded. The store of a
-  head exists only after its reader has seen all flags of the message, and that of the next message in the slot only
-  after the writer has seen the head; a word with its flag is one store, so the old one was read whole. No order between
-  places is used, and no store may be early: a load that was overtaken would have another flag.
-- A line of LL128 comes in parts, the flag at last, and is loaded in parts. So its lanes load it again when they have
-  voted that the flag was seen, and converged, as a vote orders nothing. What they load then has no flag of its own: a
-  relaxed head rests on no store overtaking a load that is before it and a barrier. PTX's memory model allows that.
-- On the same memory LL128's data would pass for LL's flags. Were they zeroed by who has read them, the head would have
-  to be released and acquired: else the next message may come before the zero in coherence order, and is lost for ever.
-- A head that LL stored relaxed may be what a later launch of Simple acquires. That is in order because the end of a
-  kernel is a fence. Within one launch a connection must not have both.
-- Flags that come round need the sweep, and that a store of half a round ago has arrived.
+- On their own memory, where only the sender writes, stores and loads of heads are relaxed. The store of a head exists
+  only after its reader has seen all flags of the message. The next message in the slot exists only after the writer has
+  seen the head. A word with its flag is one store, so the old word was read whole. No order between places is used, and
+  no store may be early: a load that was overtaken would have another flag.
+- A line of LL128 arrives in parts, the flag last, and is loaded in parts. Its lanes therefore load it again after they
+  have voted that the flag was seen, and have converged, because a vote orders nothing. This load has no flag of its
+  own: a relaxed head is correct only if no store overtakes a load that is before it and before a barrier. PTX's memory
+  model allows such stores.
+- On the same memory, LL128's data would be mistaken for LL's flags. If the reader zeroed them, the head would have to
+  be released and acquired. Otherwise the next message may precede the zero in coherence order and be lost forever.
+- A head that LL stored relaxed may be acquired by a later launch of Simple. The end of a kernel is a fence, so this is
+  correct. Within one launch a connection must not have both.
+- Flags that repeat need the sweep, and the arrival of stores of half a round ago.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from support.weak_memory import Search, Searched
 
 TWO = Shape(threads=2, slots=2, messages=3)
 LL, LL128 = Lines(), Lines(wires=("LL128",))
-#: What a head would have to be, were loads overtaken.
+#: The order that a head would need if stores overtook loads.
 ORDERED = replace(LL128, head="release", acquire="acquire", overtaken=True)
-#: In turns, on one connection.
+#: Both wires in turn on one connection.
 BOTH = ("LL128", "LL")
 SAME = Shape(threads=2, slots=1, messages=4)
-#: As it would be on the same memory.
+#: Both wires on the same memory.
 ZEROED = Lines(BOTH, "release", "acquire", apart=False, clears=True)
 #: Long messages at both ends of a round of flags, short ones between them.
 ROUND = Shape(2, 1, 5, (2, 1, 1, 1, 2))
@@ -75,7 +76,7 @@ SLOW: dict[str, Model] = {
 }
 
 OTHERS, LOST, RACE = "is another's", "nobody can go on", "race: "
-#: What is left out or weakened → the model, and what the search must find.
+#: Models by the step left out or weakened, with the fault that the search must report.
 REFUTED: dict[str, tuple[Model, str]] = {
     **{
         f"Simple, {but}": ((lambda but=but: simple(TWO, but)), RACE)
@@ -146,17 +147,17 @@ REFUTED: dict[str, tuple[Model, str]] = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_every_execution_is_right(name: str) -> None:
-    found = SOUND[name]()
-    assert found.finding is None, str(found.finding)
+def test_every_execution_is_correct(name: str) -> None:
+    result = SOUND[name]()
+    assert result.finding is None, str(result.finding)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", SLOW)
-def test_every_execution_of_a_larger_instance_is_right(name: str) -> None:
-    found = SLOW[name]()
-    assert found.finding is None, str(found.finding)
+def test_every_execution_of_a_larger_instance_is_correct(name: str) -> None:
+    result = SLOW[name]()
+    assert result.finding is None, str(result.finding)
 
 
 @pytest.mark.parametrize("name", REFUTED)
@@ -169,8 +170,8 @@ def test_no_step_can_be_left_out(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SOUND, *REFUTED])
-def test_what_is_not_interleaved_hides_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with all interleavings."""
+def test_fewer_interleavings_give_the_same_result(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is the same with all interleavings."""
     model = SOUND[name] if name in SOUND else REFUTED[name][0]
     fewer = model()
     monkeypatch.setattr(Search, "_alone", lambda *_: False)
@@ -179,12 +180,12 @@ def test_what_is_not_interleaved_hides_nothing(name: str, monkeypatch: pytest.Mo
     assert every.finding is not None or every.states >= fewer.states
 
 
-def test_a_finding_is_told_as_an_execution() -> None:
+def test_a_finding_is_printed_as_an_execution() -> None:
     finding = flagged(SAME, replace(ZEROED, head="relaxed")).finding
     assert finding is not None
     lines = str(finding).splitlines()
-    told = [
+    positions = [
         lines.index(line) for line in ("  reader0: relaxed store line0[0] := 0", "  reader0: relaxed store head := 1")
     ]
     wiped = "  writer0: relaxed store line0[0] := (('LL', 1), (1, 0)), before 0 in coherence order"
-    assert [*told, lines.index(wiped)] == sorted([*told, lines.index(wiped)])
+    assert [*positions, lines.index(wiped)] == sorted([*positions, lines.index(wiped)])

@@ -1,4 +1,4 @@
-"""Why a block gave up, and which decision counts from which call on: every execution is right, every step is needed."""
+"""Records of blocks that gave up, and decisions by call: every execution is correct, and every step is needed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from record_models import agreement, status
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 def test_the_record_is_that_of_the_block_whose_code_is_read(blocks: int) -> None:
-    found = status(blocks)
-    assert found.finding is None, str(found.finding)
+    result = status(blocks)
+    assert result.finding is None, str(result.finding)
 
 
 @pytest.mark.parametrize("but", ["no claim", "code relaxed", "host relaxed", "claim looks written"])
@@ -25,8 +25,8 @@ SIZES = [(((0, 1), (0, 1)), 2), (((0, 1, 2), (1,)), 2), (((0,), (0,), (1,)), 2),
 
 @pytest.mark.parametrize(("ranks", "decisions"), SIZES)
 def test_all_ranks_use_the_last_decision_for_a_call(ranks: tuple[tuple[int, ...], ...], decisions: int) -> None:
-    found = agreement(ranks, decisions)
-    assert found.finding is None, str(found.finding)
+    result = agreement(ranks, decisions)
+    assert result.finding is None, str(result.finding)
 
 
 @pytest.mark.parametrize(

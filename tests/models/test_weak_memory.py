@@ -1,7 +1,7 @@
-"""The search of executions allows and forbids on the classical litmus tests what PTX's memory model does.
+"""The search of executions agrees with PTX's memory model on the classical litmus tests.
 
-The verdicts are those of the PTX ISA's chapter "Memory Consistency Model" (its axioms and litmus tests), all accesses
-strong and at one scope. LB without dependencies is allowed there; here a load must say that it may be overtaken.
+The expected results come from the PTX ISA's chapter "Memory Consistency Model" (its axioms and litmus tests), with all
+accesses strong and at one scope. PTX allows LB without dependencies; in the search only a marked load may be overtaken.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 from support.litmus import Thread
 from support.weak_memory import search
 
-#: Litmus test → threads, each a list of "x=1" (a store), "r=x" (a load), "|" (the fence of the variant), "r?x" (a load
-#: that may be overtaken); and the outcome in question, of the registers in order.
+#: Threads by litmus test, each a list of "x=1" (a store), "r=x" (a load), "|" (the fence of the variant), "r?x" (a load
+#: that may be overtaken); and the outcome to test, as values of the registers in order.
 TESTS = {
     "MP": (["x=1 | y=1", "a=y | b=x"], (1, 0)),
     "SB": (["x=1 | a=y", "y=1 | b=x"], (0, 0)),
@@ -29,7 +29,7 @@ TESTS = {
     "CoWR": (["x=1 a=x", "x=2 b=x"], (2, 1)),
 }
 VARIANTS = ("relaxed", "release-acquire", "fence", "sc fence", "sc")
-#: Test → the variants that forbid its outcome.
+#: Variants that forbid the outcome, by test.
 FORBIDDEN = {
     "MP": {"release-acquire", "fence", "sc fence", "sc"},
     "SB": {"sc fence", "sc"},
@@ -77,9 +77,9 @@ def litmus(texts: list[str], variant: str) -> frozenset[Any]:
     def outcome(registers: list[dict[str, Any]]) -> tuple[Any, ...]:
         return tuple(value for _, value in sorted(pair for some in registers for pair in some.items()))
 
-    found = search(threads, collect=outcome)
-    assert found.finding is None
-    return found.ends
+    result = search(threads, collect=outcome)
+    assert result.finding is None
+    return result.ends
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

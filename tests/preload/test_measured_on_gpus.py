@@ -91,7 +91,7 @@ def test_a_way_runs_its_own_program(preloaded: Preloaded, tmp_path: Path) -> Non
         assert ways.seconds(Way("one_shot", "ll"), "reduce", 4096, 2) is None
         (why,) = ways.lost
         assert why.startswith("one_shot ll: libblink.so did not run reduce: ")
-        assert "one_shot does not serve reduce" in why
+        assert "one_shot does not support reduce" in why
 
 
 def test_a_killed_tuner_leaves_its_results(preloaded: Preloaded, tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
-"""Runs workloads in SimGrid and prints when they end.
+"""Run workloads in SimGrid and print their end times.
 
     python3 answers.py < workloads.json > answers.json
 
-Any Python that has SimGrid's bindings runs this (written for 3.32); it knows nothing of our package. The meaning of a
-workload (blinkccl/cost/simulate/workload.py) is spelled out in SimGrid's own terms: each actor and each stream is a
-SimGrid actor, slots, arrivals, queues and copy engines are semaphores, executions are sleeps, and a transfer is a
-communication between two hosts of its own, routed over the links of its path. Only transfers take time on links:
-SimGrid's max-min solver shares them.
+Any Python with SimGrid's bindings runs this file (written for 3.32), without this package. It expresses a workload
+(blinkccl/cost/simulate/workload.py) in SimGrid's terms. Each actor and each stream is a SimGrid actor. Slots, arrivals,
+queues and copy engines are semaphores, and executions are sleeps. A transfer is a communication between two hosts of
+its own, routed over the links of its path. Only transfers take time on links, which SimGrid's max-min solver shares.
 
-Input: ``{"programs": [{"latency": "network" | "slept", "workload": {...}}, ...]}``. Latency is that of a link of the
-hop's own (then SimGrid's CM02 shares links in proportion to 1/latency), or is slept before the bytes move (then in
-equal parts). Output: ``{"version": "...", "answers": [{"finish_s": ..., "actor_s": [...], "open_order": n}, ...]}``, in
-that order; ``open_order`` counts claims of an engine or a stream that come at the same instant from different sides.
+Input: ``{"programs": [{"latency": "network" | "slept", "workload": {...}}, ...]}``. With "network", a separate link of
+the hop has the latency, and SimGrid's CM02 shares links in proportion to 1/latency. With "slept", the transfer sleeps
+before its bytes move, and links are shared equally.
+
+Output: ``{"version": "...", "answers": [{"finish_s": ..., "actor_s": [...], "open_order": n}, ...]}``, in the same
+order; ``open_order`` counts claims of an engine or a stream by different actors at the same instant.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from collections import deque
 import simgrid
 from simgrid import Actor, Comm, Engine, LinkInRoute, NetZone, Semaphore, this_actor
 
-#: The pure fluid model: no windows, no protocol overhead, no traffic of acknowledgements. Everything is shared anew at
-#: every event: the lazy way, SimGrid's default, can give a transfer more than a link of its has (3.32, where two that
-#: have their first link in common begin at the same instant).
+#: The pure fluid model, without windows, protocol overhead and acknowledgements. Rates are recomputed at every event.
+#: The lazy mode, SimGrid's default, can give a transfer more than the rate of its link (3.32, if two transfers with the
+#: same first link begin at the same instant).
 MODEL = (
     "network/model:CM02",
     "network/TCP-gamma:0",
@@ -39,12 +40,12 @@ MODEL = (
     "maxmin/precision:1e-9",
     "surf/precision:1e-12",
 )
-#: SimGrid takes times below its precision for equal and may lose them: a microsecond of ours is a second there. A power
-#: of two, so that no number is rounded.
+#: Scale of time, because SimGrid treats times below its precision as equal and may lose them: a microsecond becomes a
+#: second. The power of two avoids rounding.
 SCALE = 2.0**20
-#: Claims of one thing at times this near to each other, as a part of the time, may come in either order.
+#: Relative distance of times below which claims of one resource may have either order.
 NEAR = 1e-9
-#: Bytes per second of the link that has a hop's latency and nothing else: never the limit.
+#: Bytes per second of the link with a hop's latency, high enough never to be the limit.
 WIDE = 1e12
 
 
@@ -94,7 +95,7 @@ class Program:
         return {"finish_s": max(self.actor_s, default=0.0), "actor_s": self.actor_s, "open_order": self.open_order}
 
     def actor(self, number: int) -> None:
-        """An actor, as the workload's module has it."""
+        """Run an actor of the workload."""
         row = self.actors[number]
         this_actor.sleep_until(row["start_s"] * SCALE)
         for chunk in range(row["chunks"]):
@@ -111,16 +112,16 @@ class Program:
                 self.append(self.hops[hop]["stream"], (hop, number, size))
         self.actor_s[number] = self.engine.clock / SCALE
 
-    def claim(self, others: list, who: int | None, waits: bool = True) -> None:
-        """Notes that ``who`` claims something now, and whether the order with another's claim is open.
+    def claim(self, others: list, actor: int | None, waits: bool = True) -> None:
+        """Record a claim of a resource by ``actor``, and count it if its order with another claim is open.
 
-        What one actor does at an instant has its order; None is a stream that goes on to its next task.
+        Claims of one actor at one instant are ordered; None is a stream that continues with its next task.
         """
-        now = self.engine.clock
-        while others and others[0][0] < now * (1 - NEAR):
+        clock = self.engine.clock
+        while others and others[0][0] < clock * (1 - NEAR):
             others.pop(0)
-        self.open_order += sum((who is None or who != other) and (waits or waited) for _, other, waited in others)
-        others.append((now, who, waits))
+        self.open_order += sum((actor is None or actor != other) and (waits or waited) for _, other, waited in others)
+        others.append((clock, actor, waits))
 
     def append(self, stream: int, task: tuple) -> None:
         self.claim(self.appends[stream], task[1])
@@ -128,7 +129,7 @@ class Program:
         self.queued[stream].release()
 
     def stream(self, number: int) -> None:
-        """Does what is appended, one after the other."""
+        """Run the tasks of a stream in order."""
         while True:
             idle = self.queued[number].would_block
             self.queued[number].acquire()
@@ -140,10 +141,10 @@ class Program:
             else:
                 self.transfer(hop, size, actor if idle else None)
 
-    def transfer(self, hop: int, size: float, who: int | None) -> None:
+    def transfer(self, hop: int, size: float, actor: int | None) -> None:
         row = self.hops[hop]
         if row["pool"] >= 0:
-            self.claim(self.asks[row["pool"]], who, self.engines[row["pool"]].would_block)
+            self.claim(self.asks[row["pool"]], actor, self.engines[row["pool"]].would_block)
             self.engines[row["pool"]].acquire()
         if self.slept:
             this_actor.sleep_for(row["latency_s"] * SCALE)
@@ -159,7 +160,7 @@ class Program:
             self.arrived[hop].release()
 
     def signal(self, hop: int) -> None:
-        """Messages of this hop are there a while after their last byte."""
+        """Deliver messages of a hop a while after their last byte."""
         while True:
             self.landed[hop].acquire()
             this_actor.sleep_until(self.landed_at[hop].popleft() + self.hops[hop]["signal_s"] * SCALE)
@@ -167,16 +168,16 @@ class Program:
 
 
 def answer(program: dict) -> dict:
-    """What SimGrid says of one program, from a process of its own: there is one engine per process."""
+    """SimGrid's answer for one program, from a separate process because a process has one engine."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
         code = 1
         try:
-            said = Program(program["workload"], program["latency"] == "slept").run()
+            result = Program(program["workload"], program["latency"] == "slept").run()
             with os.fdopen(write, "w") as pipe:
-                json.dump(said, pipe)
+                json.dump(result, pipe)
             code = 0
         finally:
             os._exit(code)  # SimGrid's threads end with the process
@@ -190,10 +191,10 @@ def answer(program: dict) -> dict:
 
 
 def main() -> None:
-    """Workloads from stdin to answers on stdout."""
+    """Read workloads from stdin and write answers to stdout."""
     programs = json.load(sys.stdin)["programs"]
-    said = [answer(program) for program in programs]
-    json.dump({"version": simgrid.simgrid_version, "answers": said}, sys.stdout)
+    answers = [answer(program) for program in programs]
+    json.dump({"version": simgrid.simgrid_version, "answers": answers}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""SimGrid's answers, from another Python mostly: its bindings come with the system's."""
+"""SimGrid's answers, usually from the system's Python, which has its bindings."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ RECORDED = HERE / "recorded.json"
 RECORDED_KINDS = [name for name, kind in KINDS.items() if kind.program is None]
 
 
-#: Takes a microsecond and a millisecond; who can say so can be asked.
+#: A workload of a microsecond and a millisecond, which tests an interpreter.
 TRIAL = workload([ActorRow(1, 1_000_000)] * 2, [HopRow(0, 1, latency_s=1e-6)], (1e9,))
 TRIAL_S = 1.001e-3
 
 
 @cache
 def interpreter() -> str | None:
-    """A Python whose SimGrid can be asked: this one, the one on PATH or the system's; None if none can."""
+    """A Python with a working SimGrid: this one, the one on PATH or the system's; ``None`` without any."""
     for python in dict.fromkeys([sys.executable, shutil.which("python3") or sys.executable, "/usr/bin/python3"]):
         try:
-            said = _answers(python, [{"latency": "network", "workload": as_json(TRIAL)}])
+            result = _answers(python, [{"latency": "network", "workload": as_json(TRIAL)}])
         except (OSError, subprocess.SubprocessError, ValueError):
             continue
-        if isclose(said["answers"][0]["finish_s"], TRIAL_S):
+        if isclose(result["answers"][0]["finish_s"], TRIAL_S):
             return python
     return None
 
@@ -44,21 +44,21 @@ def ask(name: str) -> dict[str, Any]:
     assert python is not None
     latency = "slept" if KINDS[name].slept else "network"
     programs = [{"latency": latency, "workload": as_json(make(name, n))} for n in range(KINDS[name].count)]
-    said = _answers(python, programs)
-    assert len(said["answers"]) == len(programs)
-    return said
+    result = _answers(python, programs)
+    assert len(result["answers"]) == len(programs)
+    return result
 
 
 def _answers(python: str, programs: list[dict[str, Any]]) -> dict[str, Any]:
     command = [python, "-I", str(HERE / "answers.py")]
-    given = json.dumps({"programs": programs})
-    ran = subprocess.run(command, input=given, capture_output=True, text=True, timeout=240, check=True)
-    said: dict[str, Any] = json.loads(ran.stdout)
-    return said
+    question = json.dumps({"programs": programs})
+    ran = subprocess.run(command, input=question, capture_output=True, text=True, timeout=240, check=True)
+    result: dict[str, Any] = json.loads(ran.stdout)
+    return result
 
 
 def digest(name: str, number: int) -> str:
-    """Which workload it is, up to the last digits of its numbers."""
+    """A hash of a workload, without the last digits of its numbers."""
     text = json.dumps(as_json(make(name, number)))
     rounded = json.loads(text, parse_float=lambda digits: f"{float(digits):.9g}")
     text = json.dumps(rounded, sort_keys=True)
@@ -66,18 +66,18 @@ def digest(name: str, number: int) -> str:
 
 
 def record() -> None:
-    """Asks SimGrid and writes down what it says of layers; what is made of programs changes with the planner.
+    """Record SimGrid's answers for layers; workloads of programs are left out, because they change with the planner.
 
-    A row per workload that leaves no order of claims open: its number, its digest, when it ends, the mean of its
+    Each workload without an open order of claims has a row: its number, its digest, its end, and the mean of its
     actors' ends.
     """
     written: dict[str, Any] = {"simgrid": "", "rows": "number, digest, finish_s, mean of actor_s", "layers": {}}
     for name in RECORDED_KINDS:
-        said = ask(name)
-        written["simgrid"] = said["version"]
+        result = ask(name)
+        written["simgrid"] = result["version"]
         written["layers"][name] = [
             [n, digest(name, n), row["finish_s"], sum(row["actor_s"]) / len(row["actor_s"])]
-            for n, row in enumerate(said["answers"])
+            for n, row in enumerate(result["answers"])
             if not row["open_order"]
         ]
     blocks = (

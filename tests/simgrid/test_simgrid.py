@@ -1,11 +1,12 @@
-"""The fair sharing of our kernel is that of SimGrid, an independent simulator: same finish times on random programs.
+"""The kernel's fair sharing equals SimGrid's, an independent simulator: same finish times on random programs.
 
-SimGrid's Python bindings come with Debian and Ubuntu (python3-simgrid). What it said of 620 random workloads is
-in ``recorded.json``, which is compared everywhere. Where a Python here has SimGrid it is asked of real programs, and
-with BLINK_ALL_TESTS=1 of these again. ``pytest tests/simgrid --update-golden`` records its answers anew.
+SimGrid's Python bindings come with Debian and Ubuntu (python3-simgrid). ``recorded.json`` has its answers for 620
+random workloads, which are compared everywhere. If a Python on this machine has SimGrid, it also simulates real
+programs, and with BLINK_ALL_TESTS=1 the recorded workloads again. ``pytest tests/simgrid --update-golden`` records its
+answers anew.
 
-A program whose outcome may hang on which of two actors gets an engine or a stream that both want at one instant has no
-answer to compare or record: ``answers.py`` says which these are, from SimGrid's run alone.
+The result of a program may depend on the order in which two actors get an engine or a stream at one instant. Such
+programs are neither compared nor recorded; ``answers.py`` identifies them from SimGrid's run alone.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from blinkccl.cost.simulate.workload import Workload
 from support.extras import needs
 from support.random_workloads import KINDS, make
 
-#: Relative to when the program ends.
+#: Tolerance relative to the end of the program.
 TOLERANCE = 1e-6
-#: At least this part of a kind's programs leaves no order open and is compared.
+#: Minimum part of a kind's programs without an open order, which are compared.
 COMPARED = 0.82
-#: Of what is recorded SimGrid is asked again only where there is time.
+#: Kinds for SimGrid itself; recorded kinds are repeated in long runs only.
 ASKED = [name for name in KINDS if name not in RECORDED_KINDS or os.environ.get("BLINK_ALL_TESTS")]
 
 
@@ -39,8 +40,8 @@ def recorded(request):
     return json.loads(RECORDED.read_text())["layers"]
 
 
-def is_close(ours: float, theirs: float, whole: float) -> bool:
-    return abs(ours - theirs) <= TOLERANCE * whole
+def is_close(own_s: float, simgrid_s: float, whole_s: float) -> bool:
+    return abs(own_s - simgrid_s) <= TOLERANCE * whole_s
 
 
 def test_at_least_500_recorded_answers_are_compared(recorded) -> None:
@@ -49,48 +50,48 @@ def test_at_least_500_recorded_answers_are_compared(recorded) -> None:
 
 @needs("simgrid")
 @pytest.mark.parametrize("name", ASKED)
-def test_every_actor_ends_when_simgrid_says(name: str) -> None:
-    said = ask(name)
+def test_every_actor_ends_at_simgrids_time(name: str) -> None:
+    simgrid = ask(name)
     compared = 0
-    for number, row in enumerate(said["answers"]):
+    for number, row in enumerate(simgrid["answers"]):
         if row["open_order"]:
             continue
         compared += 1
-        ours = run(make(name, number), "fair")
-        about = f"{name}, program {number}, SimGrid {said['version']}"
-        assert is_close(ours.seconds, row["finish_s"], ours.seconds), about
-        ends = zip(ours.actor_s.tolist(), row["actor_s"], strict=True)
-        assert all(is_close(our_s, their_s, ours.seconds) for our_s, their_s in ends), about
+        outcome = run(make(name, number), "fair")
+        about = f"{name}, program {number}, SimGrid {simgrid['version']}"
+        assert is_close(outcome.seconds, row["finish_s"], outcome.seconds), about
+        ends = zip(outcome.actor_s.tolist(), row["actor_s"], strict=True)
+        assert all(is_close(our_s, their_s, outcome.seconds) for our_s, their_s in ends), about
     assert compared >= int(COMPARED * KINDS[name].count)
 
 
 @pytest.mark.parametrize("name", RECORDED_KINDS)
-def test_every_workload_ends_when_simgrid_said(recorded, name: str) -> None:
+def test_every_workload_ends_at_the_recorded_time(recorded, name: str) -> None:
     rows = recorded[name]
     assert [digest(name, row[0]) for row in rows] == [row[1] for row in rows], (
-        "these are not the workloads that were recorded: ask SimGrid again with pytest tests/simgrid --update-golden"
+        "the workloads differ from the recorded ones: record them again with pytest tests/simgrid --update-golden"
     )
     for number, _, finish_s, mean_s in rows:
-        ours = run(make(name, number), "fair")
-        assert is_close(ours.seconds, finish_s, ours.seconds), number
-        assert is_close(float(ours.actor_s.mean()), mean_s, ours.seconds), number
+        outcome = run(make(name, number), "fair")
+        assert is_close(outcome.seconds, finish_s, outcome.seconds), number
+        assert is_close(float(outcome.actor_s.mean()), mean_s, outcome.seconds), number
     assert len(rows) >= int(COMPARED * KINDS[name].count)
 
 
-def _without_weights(given: Workload) -> Workload:
-    return replace(given, hops=replace(given.hops, weight=np.ones(len(given.hops.tail))))
+def _without_weights(workload: Workload) -> Workload:
+    return replace(workload, hops=replace(workload.hops, weight=np.ones(len(workload.hops.tail))))
 
 
 def test_the_comparison_notices_other_ways_of_sharing(recorded) -> None:
-    """As first come, first served, or with weights left out, most programs end at other times."""
+    """With fifo sharing or without weights, most programs end at other times."""
     fifo = unweighted = programs = weighted = 0
     for name in RECORDED_KINDS:
         for number, _, finish_s, _ in recorded[name]:
-            given = make(name, number)
+            workload = make(name, number)
             programs += 1
-            fifo += not is_close(run(given, "fifo").seconds, finish_s, finish_s)
+            fifo += not is_close(run(workload, "fifo").seconds, finish_s, finish_s)
             if KINDS[name].latencies == "weighted":
                 weighted += 1
-                unweighted += not is_close(run(_without_weights(given), "fair").seconds, finish_s, finish_s)
+                unweighted += not is_close(run(_without_weights(workload), "fair").seconds, finish_s, finish_s)
     assert fifo > programs / 2
     assert unweighted > weighted / 2, (unweighted, weighted)

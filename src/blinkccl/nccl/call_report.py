@@ -28,7 +28,7 @@ NOT_COMPILED = "the plan's code was not compiled: "
 
 
 class ReportLine(msgspec.Struct, frozen=True):
-    """One line; lines about a communicator without a collective have no calls."""
+    """One line; a line about a whole communicator has no collective and no calls."""
 
     pid: int
     rank: int

@@ -229,7 +229,7 @@ def rows_of(
 def _verdict(
     timed: Sequence[_TimedCandidate], size_bytes: int, nccl: NcclPredictor | None, forced: bool, cell: Cell | None
 ) -> _Verdict:
-    """The first candidate that is as fast as the fastest, and whether Blink runs it.
+    """The selected candidate of a class, the first that is as fast as the fastest, beside NCCL's time.
 
     The split over NVLink and PCIe is tried beside NVLink alone if it is predicted faster.
     """
@@ -300,7 +300,7 @@ class _TimedCandidate:
 def _merged(
     key: tuple[str, int], verdicts: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str
 ) -> Iterator[ChoiceRow]:
-    """One row per run of equal classes; a class whose calls are measured stays alone, to compare equal calls."""
+    """One row per run of equal classes; a class with a search or two ways stays alone to compare equal calls."""
     rows: list[tuple[list[_Verdict], ChoiceRow]] = []
     for verdict in verdicts:
         row = _row(key, verdict)

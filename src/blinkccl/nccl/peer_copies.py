@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import shake_128
 from typing import Any
 
-#: More than a page, and not a power of two.
+#: Bytes of a pattern, more than a page and not a power of two.
 PATTERN_BYTES = (1 << 20) + 272
 _ALREADY_ENABLED = 704
 #: CUDA_ERROR_OUT_OF_MEMORY; CUDA_ERROR_DEVICE_UNAVAILABLE for a GPU that another process uses exclusively.

@@ -10,12 +10,12 @@ from blinkccl.nccl.peer_info import GpuJob, read_peer_info
 
 
 def uuid(device: int) -> str:
-    """Of a GPU of the double of CUDA's driver."""
+    """The UUID of a GPU in the double of CUDA's driver."""
     return f"{b'test-double-gpu'.hex()}{device % 256:02x}"
 
 
 def peer(rank: int, **changes: Any) -> dict[str, Any]:
-    """Rank ``rank`` on GPU ``rank`` of a host."""
+    """Peer info of rank ``rank`` on GPU ``rank`` of a host."""
     device = changes.get("device", rank)
     return {
         "rank": rank,
@@ -37,7 +37,7 @@ def peer(rank: int, **changes: Any) -> dict[str, Any]:
 
 
 def peers(size: int, **changes: Any) -> list[dict[str, Any]]:
-    """Ranks 0 … size − 1; ``changes`` may hold functions of the rank."""
+    """Peer info of ranks 0 … size − 1; ``changes`` may hold functions of the rank."""
     return [
         peer(rank, **{key: value(rank) if callable(value) else value for key, value in changes.items()})
         for rank in range(size)

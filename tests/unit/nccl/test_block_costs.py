@@ -1,4 +1,4 @@
-"""What blocks can move bounds a prediction, and what NVLS does stays NCCL's."""
+"""Rates of blocks bound a prediction, and sizes where NVLS is faster stay with NCCL."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def at(candidate, size_bytes, parts, capability=90):
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall", "reduce_scatter"])
 @pytest.mark.parametrize(("spec", "parts"), [("dgx-1v", 20), ("dgx-1v", 3), ("hgx-h100", 32)])
 def test_the_busiest_block_is_that_of_the_device_layer(spec, parts, collective):
-    """Added up once more from what each block gets of each slice; a chunk is moved in groups of 16 bytes."""
+    """A separate sum over each block's part of each slice gives the same; a chunk moves in groups of 16 bytes."""
     program = optimal(spec, collective, parts).program
     for size_bytes in (1 << 10, 1 << 17, 1 << 21, 3 << 23, GIB):
         bound = bind_bytes(program, size_bytes, size_bytes)
@@ -64,15 +64,15 @@ def test_the_busiest_block_is_that_of_the_device_layer(spec, parts, collective):
 def test_three_busy_blocks_are_predicted_at_three_times_the_rate_of_one():
     even = optimal("dgx-a100", "allgather", 27)
     uneven = CandidateProgram("optimal", even.forest, lower(even.forest, slots=SLOTS, channels=8), even.counted)
-    # A root reads its block once, keeps it and sends it to seven, from the three blocks of its channel.
+    # A root reads its data once, keeps it and sends it to seven ranks, from the three blocks of its channel.
     busy_s = 9 * GIB / 8 / 3 / (block_gb_per_s("simple", 1) * 1e9)
     assert at(uneven, GIB, 3, 80) == pytest.approx(busy_s, rel=0.02)
     link_s = GIB * 7 / 8 / 240e9
     assert link_s < at(even, GIB, 27, 80) < 1.1 * link_s < busy_s / 1.1
 
 
-def test_few_blocks_take_nothing_that_is_large():
-    """BLINK_MAX_BLOCKS=2, and GPUs 1, 4, 5 and 6 of a DGX-1V, on which NCCL finds half of what there is."""
+def test_few_blocks_run_no_large_calls():
+    """BLINK_MAX_BLOCKS=2 on GPUs 1, 4, 5 and 6 of a DGX-1V, where NCCL uses half of the bandwidth."""
     where = JobPlacement(parse_spec("dgx-1v"), (1, 4, 5, 6))
     largest_sizes = {}
     for blocks in (2, 20):
@@ -88,24 +88,24 @@ def test_few_blocks_take_nothing_that_is_large():
 
 
 @pytest.mark.parametrize("row", range(4))
-def test_a_block_moves_three_times_what_nccl_says_of_a_channels_tree(row):
-    """busbw is twice algbw there; an inner rank of a chain moves three times algbw each way."""
+def test_a_block_moves_three_times_the_rate_of_nccls_tree_channel(row):
+    """Busbw is twice algbw in a tree; an inner rank of a chain moves three times algbw each way."""
     assert block_gb_per_s("simple", row) == pytest.approx(2 * 3 * float(TREE_GB_PER_S[row][0]) / 2)
     assert block_gb_per_s("ll", row) < block_gb_per_s("ll128", row) < block_gb_per_s("simple", row)
 
 
 @pytest.mark.parametrize(("ranks", "busbw"), [(4, 370), (5, 420), (6, 440), (7, 460), (8, 480)])
-def test_allreduce_in_the_switch_is_as_fast_as_it_was_measured(ranks, busbw):
-    found = NcclPredictor(job("hgx-h100", ranks), 90).at(Collective("allreduce", ranks), 16 * GIB)
-    assert found.words == "NCCL NVLS"
-    assert 16 * GIB / found.seconds / 1e9 * 2 * (ranks - 1) / ranks == pytest.approx(busbw, rel=0.01)
+def test_allreduce_in_the_switch_has_the_measured_rate(ranks, busbw):
+    prediction = NcclPredictor(job("hgx-h100", ranks), 90).at(Collective("allreduce", ranks), 16 * GIB)
+    assert prediction.words == "NCCL NVLS"
+    assert 16 * GIB / prediction.seconds / 1e9 * 2 * (ranks - 1) / ranks == pytest.approx(busbw, rel=0.01)
     candidate = optimal("hgx-h100", "allreduce", 32, ranks)
-    assert at(candidate, 16 * GIB, 32) * choices.MARGIN > found.seconds, "so it is not taken"
+    assert at(candidate, 16 * GIB, 32) * choices.MARGIN > prediction.seconds, "so it is not taken"
 
 
 @pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
-def test_the_switch_counts_for_what_it_multicasts_too(name):
-    """Rings are faster where all is large, by NCCL's own numbers: 0.85 of what links carry against all of it."""
+def test_the_switch_counts_for_multicast_too(name):
+    """Rings are faster at large sizes by NCCL's own numbers: they use the full rate of links, NVLS 0.85 of it."""
     place = job("hgx-h100")
     large = NcclPredictor(place, 90).at(Collective(name, 8), 4 * GIB)
     assert large.words == "NCCL ring Simple"

@@ -1,4 +1,4 @@
-"""The file that libblink.so reads, and the cache on which the next job finds it."""
+"""The file that libblink.so reads, and the cache in which the next job finds it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GEOMETRY = Geometry(2, 4, 65536, 8192, 4, 1 << 20)
 
 @cache
 def chosen(protocol="", algorithm="optimal"):
-    """What four GPUs of a DGX-1V take where there is no NCCL."""
+    """The choices of four GPUs of a DGX-1V without NCCL."""
     where = place(on("dgx-1v", (1, 4, 5, 6)))
     planned = candidates(where, wanted(algorithm), 4, {})
     return clamped(table(planned, 4, Terms(80, 20, protocol=protocol), None), GEOMETRY)
@@ -46,44 +46,44 @@ def bundle(tmp_path, content=b"code", archs=("sm_80", "sm_90"), protocol="", alg
     return Bundle(group.layout(shape), images, rows, 20)
 
 
-def read(made):
-    return bundles.read(made.content())
+def read(result):
+    return bundles.read(result.content())
 
 
-def program_named(made, row, protocol):
-    """The name of what the row's kernel for ``protocol`` runs, as the text says it."""
+def program_named(result, row, protocol):
+    """The name in the text of the program that the row's kernel for ``protocol`` runs."""
     kernel = row["kernel"][bundles.PROTOCOLS.index(protocol)]
     (listed,) = {
         tuple(line.removesuffix(")").split(", ")[2:])
-        for text in dict.fromkeys(image.text.text for image in made.images)
+        for text in dict.fromkeys(image.text.text for image in result.images)
         for line in text.splitlines()
         if line.startswith(f"BLINK_ENTRY({kernel}, ")
     }
     return listed[row["number"]].removesuffix("::run")
 
 
-def test_a_file_says_what_was_written(tmp_path):
-    made = bundle(tmp_path)
-    file = read(made)
+def test_a_file_reads_back_as_written(tmp_path):
+    result = bundle(tmp_path)
+    file = read(result)
     (head,) = file["header"]
-    told = {name: head[name] for name in ("parts", "slots", "slot_bytes", "line_bytes", "threads", "copy_slots")}
-    assert tuple(told.values()) == (2, 4, 65536, 8192, 512, 0)
-    assert [row["bytes"] for row in file["segment"]] == list(made.layout.segment_bytes)
-    names = [member.name for member in fields(made.layout.connections[0])]
+    members = {name: head[name] for name in ("parts", "slots", "slot_bytes", "line_bytes", "threads", "copy_slots")}
+    assert tuple(members.values()) == (2, 4, 65536, 8192, 512, 0)
+    assert [row["bytes"] for row in file["segment"]] == list(result.layout.segment_bytes)
+    names = [member.name for member in fields(result.layout.connections[0])]
     assert [[row[name] for name in names] for row in file["connection"]] == [
-        [getattr(one, name) for name in names] for one in made.layout.connections
+        [getattr(one, name) for name in names] for one in result.layout.connections
     ]
-    assert [row["why"] for row in file["choice"]] == [row.why for row in made.table.choices]
+    assert [row["why"] for row in file["choice"]] == [row.why for row in result.table.choices]
 
 
 @pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x[:100], lambda x: b"", lambda x: x + b"\0"])
-def test_what_is_cut_off_is_not_read(tmp_path, change):
+def test_truncated_files_are_not_read(tmp_path, change):
     with pytest.raises(ValueError, match="expected"):
         bundles.read(change(bundle(tmp_path).content()))
 
 
 @pytest.mark.parametrize("place", [0, 8, 30, 200, -1])
-def test_what_is_damaged_is_not_read(tmp_path, place):
+def test_damaged_files_are_not_read(tmp_path, place):
     content = bytearray(bundle(tmp_path).content())
     content[place] ^= 4
     with pytest.raises(ValueError, match="expected"):
@@ -91,54 +91,54 @@ def test_what_is_damaged_is_not_read(tmp_path, place):
 
 
 def test_choices_name_programs_that_serve_them(tmp_path):
-    made = bundle(tmp_path)
-    file = read(made)
+    result = bundle(tmp_path)
+    file = read(result)
     for row in file["choice"]:
         one = file["program"][row["program"]]
         assert (one["collective"], one["root"]) == (row["collective"], row["root"])
         name = list(COLLECTIVES)[row["collective"]] + ("" if row["root"] < 0 else f"_root{row['root']}")
         protocol = bundles.PROTOCOLS[row["protocol"]]
-        assert program_named(made, one, protocol) == f"{name}_optimal"
+        assert program_named(result, one, protocol) == f"{name}_optimal"
 
 
 def test_choices_that_calls_compare_name_both_programs(tmp_path):
-    made = bundle(tmp_path, algorithm="hybrid")
-    file = read(made)
-    found = [row for row in file["choice"] if row["other_program"] >= 0]
-    assert found
-    for row in found:
+    result = bundle(tmp_path, algorithm="hybrid")
+    file = read(result)
+    compared = [row for row in file["choice"] if row["other_program"] >= 0]
+    assert compared
+    for row in compared:
         one, other = file["program"][row["program"]], file["program"][row["other_program"]]
         assert (other["collective"], other["root"]) == (row["collective"], row["root"])
         protocol = bundles.PROTOCOLS[row["other_protocol"]]
-        assert program_named(made, other, protocol).endswith("_hybrid")
+        assert program_named(result, other, protocol).endswith("_hybrid")
         own = bundles.PROTOCOLS[row["protocol"]]
-        assert program_named(made, one, own).endswith("_optimal")
+        assert program_named(result, one, own).endswith("_optimal")
         assert 0 < row["other_chunk_bytes"] <= GEOMETRY.capacity_bytes(protocol)
 
 
 def test_each_program_has_as_many_parts_as_its_blocks_and_the_memory_allow(tmp_path):
-    made = bundle(tmp_path)
+    result = bundle(tmp_path)
     for blocks in (1, 2, 20):
-        rows = read(replace(made, blocks=blocks))["program"]
+        rows = read(replace(result, blocks=blocks))["program"]
         assert [row["parts"] for row in rows] == [min(GEOMETRY.parts, blocks // row["channels"]) for row in rows]
 
 
-def test_kernels_that_nobody_launches_are_not_written(tmp_path):
-    made = bundle(tmp_path)
-    written = {kernel for row in read(made)["program"] for kernel in row["kernel"] if kernel}
-    wanted = {part.entry(one) for image in made.images for part in image.text.parts for one in part.protocols}
-    assert written == wanted
-    texts = "".join(dict.fromkeys(image.text.text for image in made.images))
-    assert sorted(re.findall(r"^BLINK_ENTRY\((\w+),", texts, re.M)) == sorted(wanted)
+def test_kernels_that_are_never_launched_are_not_written(tmp_path):
+    result = bundle(tmp_path)
+    written = {kernel for row in read(result)["program"] for kernel in row["kernel"] if kernel}
+    entries = {part.entry(one) for image in result.images for part in image.text.parts for one in part.protocols}
+    assert written == entries
+    texts = "".join(dict.fromkeys(image.text.text for image in result.images))
+    assert sorted(re.findall(r"^BLINK_ENTRY\((\w+),", texts, re.M)) == sorted(entries)
 
 
 def test_a_file_is_a_kernel_with_the_programs_that_it_serves(tmp_path):
-    made = bundle(tmp_path)
-    names = [text.name for text in dict.fromkeys(image.text for image in made.images)]
+    result = bundle(tmp_path)
+    names = [text.name for text in dict.fromkeys(image.text for image in result.images)]
     assert names[0].startswith("reduces-")
     assert names[-1].startswith("moves-")
     assert set(names) <= {f"{kind}-{one}" for kind in ("reduces", "moves") for one in ("simple", "ll", "ll128")}
-    for image in made.images:
+    for image in result.images:
         (protocol,) = {part.protocols for part in image.text.parts}
         assert image.text.name.endswith(f"-{protocol[0]}")
         assert [part.number for part in image.text.parts] == list(range(len(image.text.parts)))
@@ -158,20 +158,20 @@ def test_the_digest_is_of_rows_and_code(tmp_path):
     assert bundles.read(one)["choice"] == bundles.read(other)["choice"]
 
 
-def test_a_reason_is_one_line_whatever_it_holds(tmp_path):
-    made = bundle(tmp_path)
+def test_a_reason_is_always_one_line(tmp_path):
+    result = bundle(tmp_path)
     row = ChoiceRow(0, 10, (), "allreduce", -1, "two\nlines  of\twhy\0")
-    file = read(replace(made, table=ChoiceTable((row, *made.table.choices))))
+    file = read(replace(result, table=ChoiceTable((row, *result.table.choices))))
     assert file["choice"][0]["why"] == "two lines of why?"
 
 
 def test_copy_engines_have_room_entry_and_graph_kernel(tmp_path):
-    made = bundle(tmp_path, protocol="copies", archs=("sm_80", "host"))
-    file = read(replace(made, search=True))
-    assert not any(row["search"] for row in read(made)["choice"])
+    result = bundle(tmp_path, protocol="copies", archs=("sm_80", "host"))
+    file = read(replace(result, search=True))
+    assert not any(row["search"] for row in read(result)["choice"])
     assert (file["header"][0]["copy_slots"], file["header"][0]["copy_slot_bytes"]) == (4, 1 << 20)
     assert all(row["copy_tail"] > 0 < row["copy_head"] for row in file["connection"])
-    for row, (part, images) in zip(file["program"], made.programs, strict=True):
+    for row, (part, images) in zip(file["program"], result.programs, strict=True):
         kind = "reduces" if part.candidate.collective.reduces else "moves"
         assert row["kernel"] == (f"blink_{kind}_simple", "", "", f"blink_{part.candidate.name}_copies")
         assert [file["image"][number]["arch"] for number in images] == ["sm_80", "host"]
@@ -202,7 +202,7 @@ def test_files_that_only_move_say_so(tmp_path):
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):
-    """A program with libblink.so's own reader."""
+    """A compiled program with libblink.so's own reader."""
     shim, place = ROOT / "native/shim", tmp_path_factory.mktemp("reader")
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
@@ -223,15 +223,15 @@ def reader(tmp_path_factory):
 
 @pytest.mark.parametrize("protocol", ["", "simple", "ll", "ll128", "copies"])
 def test_libblink_reads_it(tmp_path, reader, protocol):
-    """The reader of libblink.so itself says whether the file is whole and consistent."""
-    made = bundle(tmp_path, protocol=protocol)
-    path = BundleCache(tmp_path / "bundles").put("0" * 40, made)
+    """The reader of libblink.so accepts the file as complete and consistent."""
+    result = bundle(tmp_path, protocol=protocol)
+    path = BundleCache(tmp_path / "bundles").put("0" * 40, result)
     read = subprocess.run([reader, path], capture_output=True, text=True)
-    expected = [4, len(made.layout.connections), len(made.programs), len(made.table.choices)]
+    expected = [4, len(result.layout.connections), len(result.programs), len(result.table.choices)]
     assert (read.returncode, read.stdout.split()) == (0, [str(number) for number in expected])
 
 
-def test_what_was_put_is_found_and_only_if_it_is_whole(tmp_path):
+def test_only_complete_bundles_are_found(tmp_path):
     cache = BundleCache(tmp_path / "bundles")
     digest = digest_of(["a question"])
     assert cache.find(digest) is None
@@ -262,7 +262,7 @@ def test_a_job_that_was_slower_finds_that_of_the_faster(tmp_path):
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """Where bundles go that are not kept."""
+    """The directory of bundles outside the cache."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     return tmp_path / "temporary"
@@ -278,7 +278,7 @@ def test_a_directory_of_others_is_not_used(tmp_path, temporary):
     assert BundleCache(directory).find("0" * 40) is None
 
 
-def test_what_lacks_something_is_not_found_again(tmp_path, temporary):
+def test_incomplete_bundles_are_not_found_again(tmp_path, temporary):
     cache = BundleCache(tmp_path / "bundles")
     path = cache.put(None, bundle(tmp_path))
     assert path.parent == temporary
@@ -286,8 +286,8 @@ def test_what_lacks_something_is_not_found_again(tmp_path, temporary):
     assert not (tmp_path / "bundles").exists()
 
 
-def test_a_temporary_bundle_goes_when_who_has_asked_has_ended(tmp_path, temporary, monkeypatch):
-    """However it ended; the parent of a planner is the rank that has asked."""
+def test_a_temporary_bundle_is_removed_after_the_end_of_its_rank(tmp_path, temporary, monkeypatch):
+    """The parent of a planner is the requesting rank, and any end of it counts."""
     killed, lives = (subprocess.Popen(["sleep", "100"]) for _ in range(2))
     try:
         paths = []
@@ -304,12 +304,12 @@ def test_a_temporary_bundle_goes_when_who_has_asked_has_ended(tmp_path, temporar
             asker.wait()
 
 
-def test_old_bundles_go_when_there_are_too_many(tmp_path, monkeypatch):
+def test_old_bundles_above_the_limit_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "MOST_BUNDLES", 2)
     cache = BundleCache(tmp_path / "bundles")
-    made = bundle(tmp_path)
+    result = bundle(tmp_path)
     for number in range(3):
-        path = cache.put(f"{number:040d}", made)
+        path = cache.put(f"{number:040d}", result)
         if number < 2:
             os.utime(path, (number, number))
     left = sorted(one.name for one in (tmp_path / "bundles").iterdir())

@@ -1,4 +1,4 @@
-"""Which calls Blink takes: those that are predicted faster, the same table for the same question."""
+"""The calls that Blink runs: those predicted faster than NCCL, with the same table for the same question."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from blinkccl.trees.algorithms.tables import NCCL, Cell, Time
 from blinkccl.units import bus_factor
 
 MIB = 1 << 20
-#: Of a rank on V100s.
+#: Blocks of a rank on V100s.
 BLOCKS = 20
 
 
@@ -59,18 +59,18 @@ def table(where, *arguments, **terms):
 
 
 def allreduce_rows(where, *arguments, **terms):
-    """Those rows of the table alone: all collectives and roots take ten times as long."""
+    """The rows of AllReduce alone, because all collectives and roots take ten times as long."""
     return choices.rows_of(Collective("allreduce", len(where.ranks)), *question(where, *arguments, **terms))
 
 
 @pytest.fixture(scope="module")
 def four():
-    """GPUs 1, 4, 5 and 6 of a DGX-1V, on which NCCL finds half of what there is."""
+    """GPUs 1, 4, 5 and 6 of a DGX-1V, where NCCL uses half of the bandwidth."""
     return table(on_machine("dgx-1v", (1, 4, 5, 6)))
 
 
-def rows(found, collective, root=-1):
-    return [row for row in found.choices if (row.collective, row.root) == (collective, root)]
+def rows(choice_table, collective, root=-1):
+    return [row for row in choice_table.choices if (row.collective, row.root) == (collective, root)]
 
 
 def test_every_size_of_every_collective_and_root_has_one_row(four):
@@ -80,7 +80,7 @@ def test_every_size_of_every_collective_and_root_has_one_row(four):
         assert own[-1].below == choices.BEYOND
         assert all(a.below == b.least for a, b in pairwise(own))
         assert all(row.least == 0 or row.least & (row.least - 1) == 0 for row in own)
-        # Equal neighbours are one row, but where each class is searched by itself.
+        # Equal neighbours are one row, except where each class has its own search.
         way = attrgetter("ways")
         assert all(way(a) != way(b) or a.search for a, b in pairwise(own))
     assert {row.collective for row in four.choices} == set(SERVED)
@@ -95,7 +95,7 @@ def test_every_size_of_every_collective_and_root_has_one_row(four):
         assert row.protocol == "simple"
 
 
-def test_allreduce_on_half_a_dgx1_is_taken_by_trees_and_says_why(four):
+def test_trees_run_allreduce_on_half_a_dgx1_with_a_reason(four):
     own = rows(four, "allreduce")
     assert all((row.candidate is None) == (row.least == 0) for row in own if not MIB // 2 <= row.least <= MIB)
     last = own[-1]
@@ -120,14 +120,14 @@ def test_the_same_question_has_the_same_answer(four):
 
 
 def measured(*times, size=1 << 20, below=0):
-    """A cell of an AllReduce, for its size's class alone."""
+    """A cell of an AllReduce, for the class of its size alone."""
     rows = tuple(Time(*one, 9) for one in times)
     return Cell("allreduce", -1, (0, 1, 2, 3), size, size, below or 2 * size, "2026-01-01", rows)
 
 
 @pytest.fixture(scope="module")
 def allreduce():
-    """The rows of an AllReduce on GPUs 0 to 3 of a DGX-1V, by what was measured there."""
+    """A function from measured cells to the rows of an AllReduce on GPUs 0 to 3 of a DGX-1V."""
     where = on_machine("dgx-1v", (0, 1, 2, 3))
     planned, nccl = candidates(where, DEFAULT, BLOCKS, {}), NcclPredictor(where, 70)
 
@@ -138,10 +138,10 @@ def allreduce():
     return own
 
 
-def test_what_was_measured_takes_the_place_of_predictions(allreduce):
-    """The slowest by prediction is taken where it was the fastest, in its class and nowhere else."""
-    found, _ = allreduce(measured(("one_shot", "ll", 50e-6), ("optimal", "ll128", 60e-6), (NCCL, "", 70e-6)))
-    (row,) = [row for row in found if row.measured]
+def test_measurements_replace_predictions(allreduce):
+    """The slowest by prediction is selected in the class in which it measured fastest, and in no other."""
+    table_rows, _ = allreduce(measured(("one_shot", "ll", 50e-6), ("optimal", "ll128", 60e-6), (NCCL, "", 70e-6)))
+    (row,) = [row for row in table_rows if row.measured]
     assert (row.least, row.below) == (1 << 20, 2 << 20)
     assert (row.candidate.algorithm, row.protocol) == ("one_shot", "ll")
     assert row.why == "blink one_shot ll 21 GB/s, NCCL 15 GB/s measured at 1M"
@@ -149,19 +149,19 @@ def test_what_was_measured_takes_the_place_of_predictions(allreduce):
     predicted, _ = allreduce()
     (before,) = [a for a in predicted if a.least <= 1 << 20 < a.below]
     assert before.candidate is None, "by prediction it is NCCL's"
-    assert [a.why for a in found if a.least > 2 << 20] == [a.why for a in predicted if a.least > 2 << 20]
+    assert [a.why for a in table_rows if a.least > 2 << 20] == [a.why for a in predicted if a.least > 2 << 20]
 
 
 @pytest.mark.parametrize(
     ("times", "taken"),
     [
         ([("optimal", "ll128", 60e-6), (NCCL, "", 55e-6)], None),
-        ([("optimal", "ll128", 60e-6), (NCCL, "", 61e-6)], None),  # not by the margin
+        ([("optimal", "ll128", 60e-6), (NCCL, "", 61e-6)], None),  # within the margin
         ([("optimal", "ll128", 60e-6), (NCCL, "", 62e-6)], ("optimal", "ll128")),
         ([("one_hop", "simple", 60e-6), ("optimal", "ll128", 50e-6), (NCCL, "", 55e-6)], ("optimal", "ll128")),
     ],
 )
-def test_nccl_keeps_what_it_was_measured_to_do_as_fast(allreduce, times, taken):
+def test_nccl_keeps_classes_in_which_it_measured_as_fast(allreduce, times, taken):
     (row,) = [row for row in allreduce(measured(*times))[0] if row.measured]
     assert (None if row.candidate is None else (row.candidate.algorithm, row.protocol)) == taken
     assert row.why.endswith("measured at 1M")
@@ -170,19 +170,19 @@ def test_nccl_keeps_what_it_was_measured_to_do_as_fast(allreduce, times, taken):
 
 
 def test_where_nccl_was_not_measured_its_prediction_is_compared_at_the_measured_size(allreduce):
-    found, _ = allreduce(measured(("optimal", "ll128", 20e-6), below=8 << 20))
-    theirs = NcclPredictor(on_machine("dgx-1v", (0, 1, 2, 3)), 70).at(Collective("allreduce", 4), 1 << 20)
-    own = [row for row in found if row.measured]
+    table_rows, _ = allreduce(measured(("optimal", "ll128", 20e-6), below=8 << 20))
+    prediction = NcclPredictor(on_machine("dgx-1v", (0, 1, 2, 3)), 70).at(Collective("allreduce", 4), 1 << 20)
+    own = [row for row in table_rows if row.measured]
     assert {row.candidate.algorithm for row in own} == {"optimal"}
     assert own[-1].below == 8 << 20
     for row in own:
-        assert row.why.startswith(f"blink optimal ll128 52.4 GB/s measured, {theirs.words} ")
+        assert row.why.startswith(f"blink optimal ll128 52.4 GB/s measured, {prediction.words} ")
         assert row.why.endswith(" predicted at 1M")
 
 
 @pytest.mark.parametrize(("times_as_fast", "taken"), [(1.29, False), (1.31, True)])
 def test_a_prediction_must_promise_more_than_a_measurement(allreduce, times_as_fast, taken):
-    """Both are of one size here: NCCL's time is its model's, ours what would be enough, or not."""
+    """Both times are of one size: NCCL's is its model's, and Blink's meets the margin or not."""
     theirs_s = NcclPredictor(on_machine("dgx-1v", (0, 1, 2, 3)), 70).at(Collective("allreduce", 4), 1 << 20).seconds
     times = [("optimal", "ll128", theirs_s / times_as_fast)]
     (row,) = [row for row in allreduce(measured(*times))[0] if row.measured]
@@ -192,8 +192,8 @@ def test_a_prediction_must_promise_more_than_a_measurement(allreduce, times_as_f
     assert forced.candidate is not None, "who names an algorithm gets it"
 
 
-def test_times_of_what_cannot_run_here_say_nothing(allreduce):
-    """Those of NCCL alone, of an algorithm that is not planned, of a protocol of nobody's."""
+def test_times_of_plans_that_cannot_run_are_ignored(allreduce):
+    """The times of NCCL alone, of an algorithm that is not planned, and of an unknown protocol are ignored."""
     cells = (
         measured((NCCL, "", 1e-9)),
         measured(("ring", "ll", 1e-9), size=1 << 21),
@@ -206,26 +206,26 @@ def test_nothing_taken_says_that_it_was_measured(allreduce):
     every = [measured(("optimal", "simple", 1.0), (NCCL, "", 1e-6), size=1 << k) for k in range(10, 33)]
     own, terms = allreduce(*every)
     assert all(row.candidate is None for row in own)
-    said = choices.nothing_taken(choices.ChoiceTable(tuple(own)), terms, True)
-    assert said.startswith(
+    reason = choices.nothing_taken(choices.ChoiceTable(tuple(own)), terms, True)
+    assert reason.startswith(
         "nothing is measured to be faster than NCCL or predicted to be 1.3 times as fast as NCCL (allreduce: blink "
     )
 
 
-def test_a_forced_algorithm_takes_what_it_serves():
-    found = table(on_machine("clique:4"), 90, wanted("one_shot"), "one_shot")
-    own = rows(found, "allreduce")
+def test_a_forced_algorithm_runs_all_calls_that_it_serves():
+    choice_table = table(on_machine("clique:4"), 90, wanted("one_shot"), "one_shot")
+    own = rows(choice_table, "allreduce")
     assert all(row.candidate is not None and row.candidate.algorithm == "one_shot" for row in own)
     assert own[0].why.startswith("BLINK_ALGO=one_shot; blink one_shot")
-    (other,) = rows(found, "allgather")
+    (other,) = rows(choice_table, "allgather")
     assert other.candidate is None
-    assert "one_shot does not serve allgather" in other.why
+    assert "one_shot does not support allgather" in other.why
 
 
-def test_without_nccl_the_fastest_of_ours_is_taken():
-    found = table(on_machine("star:4"), 90, predictor=False)
-    assert len(found.taken) == len(found.choices)
-    small, large = rows(found, "allreduce")[0], rows(found, "allreduce")[-1]
+def test_without_nccl_the_fastest_program_runs():
+    choice_table = table(on_machine("star:4"), 90, predictor=False)
+    assert len(choice_table.taken) == len(choice_table.choices)
+    small, large = rows(choice_table, "allreduce")[0], rows(choice_table, "allreduce")[-1]
     assert (small.candidate.algorithm, small.protocol) == ("one_shot", "ll")
     assert large.protocol == "simple"
     assert large.why.startswith("no NCCL to compare with; blink ")
@@ -247,11 +247,11 @@ def test_ranks_on_one_gpu_are_compared_with_a_ring():
 def test_sends_of_nccl_take_their_own_paths_only():
     where = on_machine("dgx-1v")
     predictor = NcclPredictor(where, 70)
-    # Into one GPU of a DGX-1V lead six lanes, 20 GB/s each as NCCL counts them; four GPUs are joined by them directly,
-    # the other three come over PCIe.
-    found = predictor.at(Collective("gather", 8, root=0), 1 << 30)
-    assert found.words == "NCCL send/recv Simple"
-    assert 60e9 < (1 << 30) / found.seconds < 100e9
+    # One GPU of a DGX-1V has six lanes of 20 GB/s by NCCL's count. They join four GPUs directly; the other three send
+    # over PCIe.
+    prediction = predictor.at(Collective("gather", 8, root=0), 1 << 30)
+    assert prediction.words == "NCCL send/recv Simple"
+    assert 60e9 < (1 << 30) / prediction.seconds < 100e9
 
 
 def test_ll128_needs_nvlink_all_the_way_and_volta():
@@ -279,7 +279,7 @@ def test_no_program_uses_a_pair_that_failed_the_check():
 
 
 def test_gpus_that_reach_no_other_stage_all_messages():
-    """A box of GPUs without peer access: all goes by way of the processors' memories."""
+    """On GPUs without peer access all messages go through the processors' memories."""
     nobody = {(a, b): "no peer access" for a in range(8) for b in range(8) if a != b}
     planned = candidates(without(on_machine("pcie-8gpu"), nobody), ("optimal",), BLOCKS, nobody)
     assert {key[0] for key in planned.by_key} == set(SERVED)
@@ -288,8 +288,8 @@ def test_gpus_that_reach_no_other_stage_all_messages():
 
 def test_trees_go_round_a_direct_link_that_failed_the_check():
     where = without(on_machine("dgx-1v", (0, 1, 2, 3)), {(0, 1): "lost"})
-    found = candidates(where, ("optimal",), BLOCKS, {(0, 1): "lost"}).by_key["allreduce", -1]
-    assert all({queue.src, queue.dst} != {0, 1} for one in found for queue in one.program.queues)
+    programs = candidates(where, ("optimal",), BLOCKS, {(0, 1): "lost"}).by_key["allreduce", -1]
+    assert all({queue.src, queue.dst} != {0, 1} for one in programs for queue in one.program.queues)
 
 
 def test_programs_that_are_the_same_are_planned_once():
@@ -304,8 +304,8 @@ def test_gpus_that_nvlink_leaves_apart_are_joined_by_pcie():
     assert ("allreduce", -1) in candidates(apart, ("optimal",), BLOCKS, {}).by_key
 
 
-def test_plans_promise_what_stores_can_have():
-    """An AC922's GPUs reach each other at 75 GB/s; as much again lies behind a processor's memory."""
+def test_plans_promise_rates_that_stores_can_reach():
+    """An AC922's GPUs reach each other at 75 GB/s, and at as much again through a processor's memory."""
     where = on_machine("mist", (0, 1))
     for one in candidates(where, DEFAULT, BLOCKS, {}).every:
         assert all(len(queue.path) == 2 for queue in one.program.queues)
@@ -326,7 +326,7 @@ def test_gpus_that_a_processors_memory_joins_stage_their_messages_there():
 
 @pytest.fixture(scope="module")
 def hybrid():
-    """On four GPUs of a DGX-1V with NVLink among all of them, and PCIe beside it."""
+    """The choices of four GPUs of a DGX-1V with NVLink among all of them, and PCIe beside it."""
     return table(on_machine("dgx-1v", (0, 1, 2, 3)), algorithms=wanted("hybrid"), forced="hybrid")
 
 
@@ -334,8 +334,8 @@ def staged(candidate):
     return [queue.is_staged for queue in candidate.program.queues]
 
 
-def test_hybrid_stages_what_nvlink_has_no_room_for(hybrid):
-    """Where that may pay, which first calls find out: small sizes are sent over NVLink alone."""
+def test_hybrid_stages_the_part_beyond_nvlinks_rate(hybrid):
+    """First calls of large sizes try the split; small sizes use NVLink alone."""
     first, *_, last = rows(hybrid, "allreduce")
     assert len(first.ways) == 1
     assert not any(staged(first.candidate))
@@ -346,12 +346,12 @@ def test_hybrid_stages_what_nvlink_has_no_room_for(hybrid):
     assert one.program.rate * one.network.unit_gb_per_s == 79
     assert last.why.startswith("BLINK_ALGO=hybrid; blink optimal simple ")
     assert ", first calls try hybrid simple 62.5 GB/s, " in last.why
-    # Both are compiled, and given memory.
+    # Both are compiled and have memory.
     assert {one.algorithm for one in hybrid.candidates} == {"optimal", "hybrid"}
     assert "simple" in hybrid.protocols(one)
 
 
-def test_what_is_compared_is_compared_by_class(hybrid):
+def test_programs_are_compared_by_class(hybrid):
     compared = [row for row in hybrid.choices if len(row.ways) > 1]
     assert compared
     for row in compared:
@@ -362,7 +362,7 @@ def test_what_is_compared_is_compared_by_class(hybrid):
     assert not any(row.ways[1:] for row in table(on_machine("dgx-1v", (0, 1, 2, 3)), predictor=False).choices)
 
 
-def test_messages_of_both_programs_fit_into_the_memory_there_is(hybrid):
+def test_messages_of_both_programs_fit_into_the_memory(hybrid):
     small = replace(largest(BLOCKS), slot_bytes=4096, line_bytes=2048)
     for row in choices.clamped(hybrid, small).choices:
         assert all(way.chunk_bytes <= small.capacity_bytes(way.protocol) for way in row.ways)
@@ -376,8 +376,8 @@ def test_of_two_programs_the_one_that_was_compiled_is_left(hybrid):
 
     def left(*ways):
         compiled = {(way.candidate.name, way.protocol) for way in ways}
-        (found,) = (one for one in choices.without(hybrid, compiled).choices if place(one) == place(row))
-        return found
+        (remaining,) = (one for one in choices.without(hybrid, compiled).choices if place(one) == place(row))
+        return remaining
 
     assert left(own, other) == row
     alone = left(own)
@@ -392,7 +392,7 @@ def test_of_two_programs_the_one_that_was_compiled_is_left(hybrid):
 
 @pytest.mark.parametrize(("machine", "gpus"), [("dgx-1v", (0, 1, 2)), ("cedar", (0, 1, 2, 3))])
 def test_hybrid_is_never_slower_than_nvlink_alone(machine, gpus):
-    """As predicted, at any size: what is tried beside NVLink alone is predicted faster, and that is not slower."""
+    """The prediction is never slower at any size: only splits predicted faster are tried beside NVLink alone."""
     where = on_machine(machine, gpus)
     taken = allreduce_rows(where, algorithms=wanted("hybrid"), forced="hybrid")
     (alone,) = (one for one in candidates(where, ("optimal",), BLOCKS, {}).by_key["allreduce", -1])
@@ -411,7 +411,7 @@ def test_hybrid_is_never_slower_than_nvlink_alone(machine, gpus):
     assert compared > 8
 
 
-def test_an_unknown_algorithm_is_refused_with_those_there_are():
+def test_an_unknown_algorithm_is_refused_with_the_known_ones():
     assert wanted("") == wanted("auto") == wanted("best") == DEFAULT
     with pytest.raises(UsageError, match="unknown algorithm 'fastest'; expected one of auto, optimal"):
         wanted("fastest")
@@ -461,15 +461,16 @@ def test_blocks_are_shared_among_the_ranks_of_a_gpu():
 
 
 def test_a_wide_program_takes_no_blocks_from_others():
-    """NCCL's rings on all of a DGX-1V have two channels, and half as many blocks of each."""
+    """NCCL's rings on a whole DGX-1V have two channels, and half as many blocks of each."""
     where, allreduce = on_machine("dgx-1v"), ("allreduce", -1)
     ((tree,), (ring,)) = (candidates(where, (name,), BLOCKS, {}).by_key[allreduce] for name in ("optimal", "ring"))
     assert (tree.channels, ring.channels) == (1, 2)
     for blocks in (2, 3, 8, 20, 32):
         assert all(one.channels * one.parts(blocks) <= blocks for one in (tree, ring))
-    asked, terms = Collective("allreduce", 8), Terms(70, BLOCKS, "any", "simple")
+    collective, terms = Collective("allreduce", 8), Terms(70, BLOCKS, "any", "simple")
     alone, both = (
-        choices.rows_of(asked, CandidatePrograms({allreduce: some}), terms, None) for some in ([tree], [tree, ring])
+        choices.rows_of(collective, CandidatePrograms({allreduce: some}), terms, None)
+        for some in ([tree], [tree, ring])
     )
     assert {row.candidate for row in both} == {tree, ring}
     last = both[-1]
@@ -482,35 +483,35 @@ def arriving(programs):
 
 
 @pytest.mark.parametrize(("spec", "staging"), [("dgx-1v", 256), ("mist", 64), ("pcie-8gpu", 256)])
-def test_what_is_planned_beside_the_first_takes_little_of_their_memory(spec, staging):
-    told = []
-    planned = candidates(on_machine(spec), DEFAULT, BLOCKS, {}, told.append, staging * MIB)
+def test_extra_programs_need_little_of_the_first_ones_memory(spec, staging):
+    notes = []
+    planned = candidates(on_machine(spec), DEFAULT, BLOCKS, {}, notes.append, staging * MIB)
     first = [one for one in planned.every if one.algorithm in FIRST]
     assert {one.algorithm for one in planned.every} > {one.algorithm for one in first}
     assert arriving(first) <= arriving(planned.every) <= arriving(first) * (1 + MOST_BESIDE)
-    assert any("programs of ring left out" in line for line in told)
+    assert any("programs of ring left out" in line for line in notes)
 
 
-def test_all_is_planned_where_messages_stay_as_large_as_they_get():
-    """On GPUs 0, 2, 3, 4 and 6 of a DGX-1V rings take twice the connections, for which there is memory."""
+def test_all_programs_are_planned_if_messages_keep_their_maximum():
+    """On GPUs 0, 2, 3, 4 and 6 of a DGX-1V rings need twice the connections, which fit into the memory."""
     where, limits = on_machine("dgx-1v", (0, 2, 3, 4, 6)), Budget(BLOCKS, 256 * MIB)
-    found = {}
+    planned = {}
     for names in (FIRST, DEFAULT):
-        found[names] = candidates(where, names, BLOCKS, {}).every
-        group = ProgramGroup([one.program for one in found[names]])
+        planned[names] = candidates(where, names, BLOCKS, {}).every
+        group = ProgramGroup([one.program for one in planned[names]])
         assert geometry(group, BLOCKS, limits).slot_bytes == largest(BLOCKS).slot_bytes
-    assert arriving(found[DEFAULT]) > 2 * arriving(found[FIRST])
+    assert arriving(planned[DEFAULT]) > 2 * arriving(planned[FIRST])
     fewer = candidates(where, DEFAULT, BLOCKS, {}, staging_bytes=64 * MIB).every
-    assert arriving(fewer) <= arriving(found[FIRST]) * (1 + MOST_BESIDE)
+    assert arriving(fewer) <= arriving(planned[FIRST]) * (1 + MOST_BESIDE)
 
 
-def test_what_alone_serves_a_collective_is_not_left_out():
-    found = candidates(on_machine("clique:8"), ("one_shot", "ring"), BLOCKS, {}).by_key
-    assert [one.algorithm for one in found["allreduce", -1]] == ["one_shot"]
-    assert [one.algorithm for one in found["allgather", -1]] == ["ring"]
+def test_the_only_program_of_a_collective_is_not_left_out():
+    programs = candidates(on_machine("clique:8"), ("one_shot", "ring"), BLOCKS, {}).by_key
+    assert [one.algorithm for one in programs["allreduce", -1]] == ["one_shot"]
+    assert [one.algorithm for one in programs["allgather", -1]] == ["ring"]
 
 
-def test_what_is_asked_for_by_name_is_not_left_out():
+def test_a_named_algorithm_is_not_left_out():
     planned = candidates(on_machine("dgx-1v"), ("ring",), BLOCKS, {})
     assert ("allreduce", -1) in planned.by_key
     assert {one.algorithm for one in planned.every} == {"ring"}
@@ -524,11 +525,11 @@ def test_what_is_asked_for_by_name_is_not_left_out():
         ("dgx-1v", (0, 1, 2, 3), "allgather", 8 * MIB, "ring"),
     ],
 )
-def test_each_that_is_planned_beside_the_first_is_fastest_somewhere(spec, gpus, collective, size, algorithm):
+def test_each_extra_program_is_fastest_somewhere(spec, gpus, collective, size, algorithm):
     where, capability = on_machine(spec, gpus), {"dgx-1p": 60, "dgx-a100": 80}.get(spec, 70)
     planned, terms = candidates(where, DEFAULT, BLOCKS, {}), Terms(capability, BLOCKS)
-    asked = next(one for one in collectives(len(where.ranks)) if one.name == collective)
-    (row,) = (row for row in choices.rows_of(asked, planned, terms, None) if row.least <= size < row.below)
+    request = next(one for one in collectives(len(where.ranks)) if one.name == collective)
+    (row,) = (row for row in choices.rows_of(request, planned, terms, None) if row.least <= size < row.below)
     assert row.candidate.algorithm == algorithm
 
 
@@ -538,23 +539,25 @@ def test_nothing_joins_gpus_without_links():
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_forced_protocol_takes_all_that_can_run_with_it(protocol):
-    found = table(on_machine("dgx-1v", (1, 4, 5, 6)), algorithms=("optimal",), protocol=wanted_protocol(protocol))
-    assert found.taken == found.choices
-    assert {row.protocol for row in found.choices} == {protocol}
+def test_a_forced_protocol_runs_all_calls_that_it_can(protocol):
+    choice_table = table(
+        on_machine("dgx-1v", (1, 4, 5, 6)), algorithms=("optimal",), protocol=wanted_protocol(protocol)
+    )
+    assert choice_table.taken == choice_table.choices
+    assert {row.protocol for row in choice_table.choices} == {protocol}
     most = largest(BLOCKS).capacity_bytes(protocol)
-    assert all(0 < row.ways[0].chunk_bytes <= most for row in found.choices)
-    own = rows(found, "allreduce")
+    assert all(0 < row.ways[0].chunk_bytes <= most for row in choice_table.choices)
+    own = rows(choice_table, "allreduce")
     assert own[0].why.startswith(f"BLINK_PROTOCOL={protocol}; blink optimal {protocol} ")
     assert own[-1].why.endswith(" predicted at 4G")
     kernels = ("copies", "simple") if protocol == "copies" else (protocol,)
-    assert all(found.protocols(one) == kernels for one in found.candidates)
-    assert found.copies is (protocol == "copies")
+    assert all(choice_table.protocols(one) == kernels for one in choice_table.candidates)
+    assert choice_table.copies is (protocol == "copies")
 
 
 def test_algorithm_and_protocol_are_forced_together():
-    found = table(on_machine("clique:4"), 90, ("one_hop",), "one_hop", protocol="ll")
-    row = rows(found, "broadcast", 2)[0]
+    choice_table = table(on_machine("clique:4"), 90, ("one_hop",), "one_hop", protocol="ll")
+    row = rows(choice_table, "broadcast", 2)[0]
     assert (row.candidate.algorithm, row.protocol) == ("one_hop", "ll")
     assert row.why.startswith("BLINK_ALGO=one_hop BLINK_PROTOCOL=ll; ")
 
@@ -568,25 +571,25 @@ def test_algorithm_and_protocol_are_forced_together():
 )
 def test_ll128_is_not_forced_where_lines_may_be_torn(spec, capability, said):
     where = on_machine(spec)
-    found = table(where, capability, ("optimal",), predictor=False, protocol="ll128")
-    assert not found.taken
-    assert all(row.why.startswith("BLINK_PROTOCOL=ll128; ") and said in row.why for row in found.choices)
+    choice_table = table(where, capability, ("optimal",), predictor=False, protocol="ll128")
+    assert not choice_table.taken
+    assert all(row.why.startswith("BLINK_PROTOCOL=ll128; ") and said in row.why for row in choice_table.choices)
     terms = Terms(capability, BLOCKS, protocol="ll128")
-    why = choices.nothing_taken(found, terms, True)
+    why = choices.nothing_taken(choice_table, terms, True)
     assert why.startswith("nothing can run with BLINK_PROTOCOL=ll128 (allreduce: LL128 needs ")
 
 
 @pytest.mark.parametrize("setting", ["fast", "LL", "simple,ll", " "])
-def test_an_unknown_protocol_is_refused_with_those_there_are(setting):
+def test_an_unknown_protocol_is_refused_with_the_known_ones(setting):
     with pytest.raises(LaunchError, match=f"BLINK_PROTOCOL={setting}: expected one of simple, ll, ll128, copies"):
         wanted_protocol(setting)
     assert wanted_protocol("") == ""
 
 
 def test_trees_are_timed_with_their_part_of_each_link():
-    """On all of a DGX-1V: sixths to twenty-fourths."""
+    """The parts on a whole DGX-1V are sixths to twenty-fourths."""
     (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).by_key["allreduce", -1]
-    lane = 20e9  # as NCCL counts it
+    lane = 20e9  # NCCL's count
     for protocol, rate in (("simple", 1.0), ("ll128", 0.92 * 120 / 128)):
         timed = timing(one, protocol, 1 << 30, 70, BLOCKS, largest(BLOCKS).capacity_bytes(protocol))
         least_s = (1 << 30) / (float(one.program.rate) * lane * rate)
@@ -605,35 +608,35 @@ def test_kernels_are_predicted_faster_than_copies(four):
 def test_copies_pay_for_every_message_that_a_rank_issues():
     (one,) = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).by_key["allreduce", -1]
     fine, coarse = (timing(one, "copies", 64 * MIB, 70, 1, chunk).seconds for chunk in (64 << 10, 8 * MIB))
-    messages = 64 * MIB / (64 << 10)  # of each rank, if it sent everything once
+    messages = 64 * MIB / (64 << 10)  # of each rank that sends everything once
     assert fine > messages * 10e-6
     assert fine > 1.5 * coarse
 
 
-def test_copies_are_taken_where_they_are_asked_for(monkeypatch):
-    """Nobody has timed them on a GPU: no prediction turns them on, however good."""
+def test_copies_are_selected_only_on_request(monkeypatch):
+    """Copies have not been timed on a GPU, so even a good prediction does not select them."""
 
     def slow_kernels(candidate, protocol, *rest):
-        found = timing(candidate, protocol, *rest)
-        return found if protocol == "copies" else PredictedTime(found.seconds * 9, found.chunk_bytes)
+        predicted = timing(candidate, protocol, *rest)
+        return predicted if protocol == "copies" else PredictedTime(predicted.seconds * 9, predicted.chunk_bytes)
 
     monkeypatch.setattr("blinkccl.cost.choice.timed.timing", slow_kernels)
     where = on_machine("dgx-1v", (1, 4, 5, 6))
     assert not table(where, algorithms=("optimal",), predictor=False).copies
-    found = table(where, algorithms=("optimal",), predictor=False, protocol="copies")
-    own = rows(found, "allreduce")
+    choice_table = table(where, algorithms=("optimal",), predictor=False, protocol="copies")
+    own = rows(choice_table, "allreduce")
     assert (own[-1].protocol, own[-1].search) == ("copies", True)
     assert "blink optimal copies" in own[-1].why
-    assert "simple" in found.protocols(own[-1].candidate)
+    assert "simple" in choice_table.protocols(own[-1].candidate)
 
 
 def test_copy_engines_serve_one_rank_per_gpu_of_a_process():
     assert fault_of_job(job(2)) is None
     assert fault_of_job(job(2, pid=7)) is None
     assert fault_of_job(job(2, device=0, uuid="0" * 32)) is None
-    found = fault_of_job(job(3, pid=7, uuid=lambda rank: f"{rank // 2:032x}"))
-    assert found is not None
-    assert "ranks 0 and 1 share the GPU" in found
+    fault = fault_of_job(job(3, pid=7, uuid=lambda rank: f"{rank // 2:032x}"))
+    assert fault is not None
+    assert "ranks 0 and 1 share the GPU" in fault
 
 
 def test_copy_engines_combine_a_number_of_messages():
@@ -644,7 +647,7 @@ def test_copy_engines_combine_a_number_of_messages():
 
 
 def loop(rank, *roles):
-    """A loop of roles given as (offset, receives, sends, reads the own data, keeps the result)."""
+    """A loop of roles, each a tuple (offset, receives, sends, reads the own data, keeps the result)."""
     executions = []
     for offset, receives, sends, reads, keeps in roles:
         role = Role(rank, 0, 0, "reduce", offset, 0, reads, keeps, False, receives, sends)
@@ -653,13 +656,13 @@ def loop(rank, *roles):
 
 
 def test_copy_engines_need_an_order_of_all_messages():
-    # Rank 0 keeps what it got back for its own data: after it has read these.
-    there = loop(0, (0, (), (0,), True, False), (2, (1,), (), False, True))
+    # Rank 0 replaces its own data by a received result after it has read the data.
+    first = loop(0, (0, (), (0,), True, False), (2, (1,), (), False, True))
     back = loop(1, (1, (0,), (1,), True, False))
-    assert fault_of_loops([there, back]) is None
+    assert fault_of_loops([first, back]) is None
     circle = loop(0, (0, (1,), (0,), True, False))
     assert fault_of_loops([circle, back]) == "its messages form a cycle, which copy engines cannot run"
-    # Rank 0 puts the answer to what it sends later where that is to be read from.
+    # Rank 0 replaces data by the answer to a message that is sent from this data later.
     early = loop(0, (1, (1,), (), False, True), (0, (), (2,), True, False), (0, (), (0,), True, False))
     assert fault_of_loops([early, back, loop(2, (1, (2,), (), False, True))]) is None
 
@@ -671,7 +674,7 @@ def test_copy_engines_need_one_role_at_each_end():
     )
 
 
-def test_copies_that_run_get_memory_within_the_budget():
+def test_copies_get_memory_within_the_budget():
     every = candidates(on_machine("dgx-1v"), ("optimal",), BLOCKS, {}).every
     group, parts = ProgramGroup([one.program for one in every]), max(one.parts(32) for one in every)
     for staging in (2 << 30, 256 << 20, 16 << 20):

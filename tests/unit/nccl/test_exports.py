@@ -1,4 +1,4 @@
-"""libblink.so offers what NCCL offers, with NCCL's names and types, and nothing that gets in the way."""
+"""The exports of libblink.so: NCCL's functions with NCCL's names and types, and no other symbols."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from support.processes import readelf
 
 HERE = Path(__file__).parent
 SHIM = HERE.parents[2] / "native" / "shim"
-#: Names another build of the library.
+#: Environment variable with the path of another build of the library.
 LIBRARY = "BLINK_SHIM_LIBRARY"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 PLAIN_C = re.compile(r"lib(c|m|pthread|dl|rt)\.so\.\d+|ld-linux[-.\w]*\.so\.\d+")
 
 
-#: All public functions of NCCL 2.32.3, as nm lists them (weak symbols of the library in NVIDIA's wheel).
+#: All public functions of NCCL 2.32.3 from nm (weak symbols of the library in NVIDIA's wheel).
 RECORDED = (HERE.parents[1] / "doubles" / "nccl" / "symbols-2.32.3.txt").read_text(encoding="utf-8").split()
 
 
@@ -36,15 +36,15 @@ def library() -> Path:
 
 
 def exported(path: Path) -> dict[str, str]:
-    """Name → binding of the functions that leave the library."""
+    """Bindings of the library's exported functions by name."""
     rows = [row.split() for row in readelf("--dyn-syms", path).splitlines()]
     return {row[7]: row[4] for row in rows if len(row) > 7 and row[6].isdigit()}
 
 
-def test_every_function_of_nccl_is_there_and_strong(library: Path) -> None:
-    found = exported(library)
+def test_every_function_of_nccl_is_exported_and_strong(library: Path) -> None:
+    bindings = exported(library)
     assert len(RECORDED) == 96
-    assert [name for name in RECORDED if found.get(name) != "GLOBAL"] == []
+    assert [name for name in RECORDED if bindings.get(name) != "GLOBAL"] == []
 
 
 def test_nothing_else_leaves_the_library(library: Path) -> None:
@@ -62,7 +62,7 @@ def test_it_is_not_taken_for_nccl_and_brings_no_cuda(library: Path) -> None:
     assert "RUNPATH" not in table
     symbols = (row.split() for row in readelf("--dyn-syms", library).splitlines())
     used = {row[7].split("@")[0] for row in symbols if len(row) > 7 and row[6] == "UND"}
-    # Nothing that could be left over when a process is killed, and no copy of a process with many threads.
+    # No shared memory or file that outlives a killed process, and no fork of a process with many threads.
     assert used.isdisjoint({"shm_open", "mkstemp", "mkstemp64", "mkdtemp", "tmpfile", "fork", "vfork", "popen"})
 
 

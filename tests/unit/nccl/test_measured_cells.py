@@ -1,4 +1,4 @@
-"""What the planner takes of a measured table: what is of these GPUs and this NCCL, as part of its question."""
+"""The planner's use of a measured table: the cells for these GPUs and this NCCL, as part of its question."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ TABLE = MeasuredTable(machine_key(MACHINE), "clique:4", GPUS, "a GPU", gpu="A GP
 
 @pytest.fixture
 def cells(tmp_path):
-    def found(table, nccl_version=23007):
+    def cells_of(table, nccl_version=23007):
         environ = {"BLINK_CACHE": str(tmp_path)}
         tables.write(tables.path_of_gpus(table.machine, environ), table)
         return measured_cells(environ, MACHINE, job(4, nccl_version=nccl_version), (0, 1, 2, 3))
 
-    return found
+    return cells_of
 
 
 def test_the_cells_of_the_job_are_part_of_its_question(cells):
     assert cells(TABLE) == CELLS[:1]
     assert cells(TABLE, nccl_version=0) == CELLS[:1], "without NCCL nobody compares with it"
-    asked = _Question(job(4), JobPlacement(MACHINE, (0, 1, 2, 3)), {}, budget(job(4), {}), None, None)
-    assert replace(asked, measured=CELLS[:1]).digest() != asked.digest()
+    question = _Question(job(4), JobPlacement(MACHINE, (0, 1, 2, 3)), {}, budget(job(4), {}), None, None)
+    assert replace(question, measured=CELLS[:1]).digest() != question.digest()
 
 
 @pytest.mark.parametrize("changed", [{"gpu": "Another"}, {"nccl": 23004}, {"kind": LABORATORY}])

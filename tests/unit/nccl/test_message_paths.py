@@ -1,4 +1,4 @@
-"""What libblink.so is told of messages: which rows of a path table it can run, and where their paths have slots."""
+"""Messages of libblink.so: the rows of a path table that it can run, and the slots of their paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from blinkccl.trees.algorithms.path_table import PairSplits, Part, PathTable, Sp
 from support.examples import examples
 
 DIRECT = Split((Part((0, 1), Fraction(1)),), 1 << 20, 1, 45.0, 45.0)
-#: Cedar's GPUs 0 and 1: directly, over GPU 2, and by way of the host, vertex 4.
+#: Paths of Cedar's GPUs 0 and 1: direct, over GPU 2, and through the host, vertex 4.
 SPLIT = Split(
     (Part((0, 1), Fraction(1, 2)), Part((0, 2, 1), Fraction(1, 3)), Part((0, 4, 1), Fraction(1, 6), 2)),
     None,
@@ -43,7 +43,7 @@ def table(*splits, src=0, dst=1):
     return PathTable("", "", "").merged(PairSplits(src, dst, splits))
 
 
-def test_with_nccl_only_more_than_the_direct_path_is_ours():
+def test_with_nccl_blink_runs_only_splits_beyond_the_direct_path():
     (split,) = plan(cedar(), table(DIRECT, SPLIT), False, {}).splits
     assert (split.src, split.dst, split.least, split.chunks) == (0, 1, (1 << 20) + 1, 4)
     homes = [(path.home, path.on_host, path.stream, stop) for path, stop in split.parts]
@@ -59,22 +59,22 @@ def test_with_nccl_only_more_than_the_direct_path_is_ours():
 
 
 def test_a_table_filled_for_copy_engines_is_run_whole(tmp_path):
-    """On a DGX-1V, where most paths of a maximum flow cross several GPUs."""
+    """Most paths of a maximum flow on a DGX-1V cross several GPUs."""
     file = tmp_path / "paths.json"
     words = ["sim", "sendrecv", "--topo", "dgx-1v", "--gpus", "0,5", "--relays", "--algo", "multi_path"]
     ended = CliRunner().invoke(app, [*words, "-o", str(file)])
     assert ended.exit_code == 0, ended.output
     where = JobPlacement(parse_spec("dgx-1v"), tuple(range(8)))
     filled = path_table.read(file, path_table.machine_key(where.topology))
-    said = []
-    splits = plan(where, filled, False, {}, said.append).splits
-    assert said == []
+    notes = []
+    splits = plan(where, filled, False, {}, notes.append).splits
+    assert notes == []
     assert len(splits[-1].parts) > 2
     assert splits[-1].most == 2**63 - 1
 
 
-def test_a_part_of_nothing_is_left_out():
-    """Too small for any of the places where parts end: libblink.so refuses an empty one."""
+def test_an_empty_part_is_left_out():
+    """A part that is too small for the denominator of ends is empty, and libblink.so refuses empty parts."""
     crumb = Fraction(1, 1 << 24)
     parts = Part((0, 1), Fraction(1, 2)), Part((0, 2, 1), crumb), Part((0, 3, 1), Fraction(1, 2) - crumb)
     (split,) = plan(cedar(), table(Split(parts)), False, {}).splits
@@ -82,7 +82,7 @@ def test_a_part_of_nothing_is_left_out():
 
 
 def test_the_rows_for_the_library():
-    """Memories come behind the ranks; the third path's slots are in the first one."""
+    """Memories are numbered after the ranks; the third path's slots are in the first memory."""
     messages, _ = place(
         plan(cedar(), table(SPLIT), False, {}), SegmentLayout(Geometry(), (), (0,) * 4, 4), (), Budget(8, 1 << 20)
     )
@@ -98,17 +98,17 @@ def test_the_rows_for_the_library():
     assert [(part["path"], part["stop"]) for part in parts[:2]] == [(7, 524288), (8, 873813)]
 
 
-def test_where_copy_engines_run_all_every_pair_and_size_is_served():
-    found = defaultdict(list)
+def test_if_copy_engines_run_all_every_pair_and_size_is_served():
+    of_pair = defaultdict(list)
     for split in plan(cedar(), table(DIRECT, SPLIT), True, {}).splits:
-        found[split.src, split.dst].append(split)
-    assert set(found) == set(permutations(range(4), 2))
-    for splits in found.values():
+        of_pair[split.src, split.dst].append(split)
+    assert set(of_pair) == set(permutations(range(4), 2))
+    for splits in of_pair.values():
         assert splits[0].least == 1
         assert all(a.most + 1 == b.least for a, b in pairwise(splits))
         assert splits[-1].most == 2**63 - 1
-    assert [len(split.parts) for split in found[0, 1]] == [1, 4]
-    assert [len(split.parts) for split in found[2, 3]] == [1]
+    assert [len(split.parts) for split in of_pair[0, 1]] == [1, 4]
+    assert [len(split.parts) for split in of_pair[2, 3]] == [1]
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,16 @@ def test_where_copy_engines_run_all_every_pair_and_size_is_served():
         (Split((Part((0, 5, 1), Fraction(1)),)), (0, 1, 2, 3), {}, "needs a link 0 → 5, which does not exist"),
     ],
 )
-def test_what_cannot_be_run_goes_directly(split, ranks, bad, why):
-    said = []
+def test_splits_that_cannot_run_use_the_direct_path(split, ranks, bad, why):
+    notes = []
     where = cedar(ranks)
-    assert plan(where, table(split), False, bad, said.append).splits == ()
-    assert why in said[0]
+    assert plan(where, table(split), False, bad, notes.append).splits == ()
+    assert why in notes[0]
     (first, *_) = plan(where, table(split), True, bad).splits
     assert [path.home for path, _ in first.parts] == [1]
 
 
-def test_a_pair_that_must_not_write_to_each_other_goes_by_way_of_the_host():
+def test_a_pair_that_must_not_write_to_each_other_uses_the_host():
     where = JobPlacement(parse_spec("pcie-8gpu"), tuple(range(8)))
     (split,) = [one for one in plan(where, None, True, {(0, 1): "lost"}).splits if (one.src, one.dst) == (0, 1)]
     assert [path.on_host for path, _ in split.parts] == [True]
@@ -170,13 +170,13 @@ def test_slots_lie_apart_and_within_their_part_of_the_memory(weights, streams, s
     assert len(list(messages.rows(0))) == len(messages.splits)
 
 
-def test_what_a_laboratory_measured_is_not_for_gpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tables_of_a_laboratory_are_not_for_gpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mist, file = parse_spec("mist"), tmp_path / "paths.json"
     for kind in (path_table.SIMULATED, path_table.LABORATORY):
         source = "measured in a laboratory, 750 times slower" if kind == path_table.LABORATORY else "simulated"
         path_table.write(file, PathTable(path_table.machine_key(mist), "mist", source, kind=kind))
-        found = planner._path_table({"BLINK_PATHS": str(file)}, mist)
-        assert (found is None) == (kind == path_table.LABORATORY)
+        table_of_paths = planner._path_table({"BLINK_PATHS": str(file)}, mist)
+        assert (table_of_paths is None) == (kind == path_table.LABORATORY)
     assert [record.message for record in caplog.records] == [
         f"BLINK_PATHS={file} was measured in a laboratory, 750 times slower, not for GPUs; it is ignored"
     ]

@@ -1,7 +1,7 @@
-"""What libblink.so takes NCCL's structures and functions to be is what NCCL's headers say, in any version at hand.
+"""libblink.so's layouts of NCCL's structures and functions equal NCCL's headers, in every available version.
 
-Headers: those of ``BLINK_NCCL_INCLUDE`` (directories, separated by colons), of NVIDIA's wheels and of the system; and
-with ``BLINK_ALL_TESTS=1`` those of every version that is known, and of the newest on the index, which pip fetches.
+Headers come from ``BLINK_NCCL_INCLUDE`` (directories, separated by colons), from NVIDIA's wheels and from the system.
+With ``BLINK_ALL_TESTS=1`` pip also fetches every known version and the newest on the index.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from nccl_wheel import FETCH_S, WHEELS
 
 from support.nccl_wheels import wheel
 
-#: A wheel has to be fetched.
+#: Timeout in seconds, because a wheel has to be fetched.
 pytestmark = pytest.mark.timeout(FETCH_S)
 COMPILER = os.environ.get("CXX", "g++")
-#: As native/shim/nccl_types.h has it; fields of the configuration by the version that brought them.
+#: Layouts of native/shim/nccl_types.h; fields of the configuration by the version that introduced them.
 SOURCE = """
 #include <cstddef>
 #include "nccl.h"
@@ -50,7 +50,7 @@ def headers() -> list[Path]:
 
 
 def compiles(text: str, place: Path, directory: Path) -> subprocess.CompletedProcess[str]:
-    """Whether C++ that includes the headers in ``place`` does. What those want of CUDA is declared, too."""
+    """Compile C++ that includes the headers in ``place``, with declarations of the CUDA types that they need."""
     streams = "typedef struct CUstream_st* cudaStream_t;\ntypedef struct CUevent_st* cudaEvent_t;\n"
     (directory / "cuda_runtime.h").write_text(f"#pragma once\n#include <cstddef>\n#include <cstdint>\n{streams}")
     (directory / "cuda.h").write_text("#pragma once\nenum CUmemLocationType {};\n")
@@ -67,20 +67,20 @@ def compiles(text: str, place: Path, directory: Path) -> subprocess.CompletedPro
     params=["here", *(pytest.param(version, marks=pytest.mark.slow) for version in [*WHEELS, "newest"])],
 )
 def places(request: pytest.FixtureRequest) -> list[Path]:
-    found = headers() if request.param == "here" else [wheel(request.param).with_name("include")]
-    if not found or shutil.which(COMPILER) is None:
+    directories = headers() if request.param == "here" else [wheel(request.param).with_name("include")]
+    if not directories or shutil.which(COMPILER) is None:
         pytest.skip("no nccl.h here (pip install nvidia-nccl-cu13 --no-deps, or BLINK_NCCL_INCLUDE), or no compiler")
-    return found
+    return directories
 
 
 def test_structures_are_laid_out_as_we_read_them(places: list[Path], tmp_path: Path) -> None:
     for place in places:
-        made = compiles(SOURCE, place, tmp_path)
-        assert made.returncode == 0, f"{place}:\n{made.stderr[-2000:]}"
+        result = compiles(SOURCE, place, tmp_path)
+        assert result.returncode == 0, f"{place}:\n{result.stderr[-2000:]}"
         assert subprocess.run([tmp_path / "program"], check=False).returncode == 0, place
 
 
-#: Declared, but in no library up to 2.32.3: who looks for it must not find it.
+#: Declared, but in no library up to 2.32.3, so a lookup must fail.
 DECLARED_ONLY = {"ncclCftBarrierCreateRequirement"}
 TABLE = Path(__file__).resolve().parents[3] / "native" / "shim" / "nccl_functions.def"
 ROW = re.compile(r"^BLINK_(?:HANDLED\(|FORWARDED\(|FUNCTION\(([^,]+), )(nccl\w+), \d+, (\([^()]*\))", re.MULTILINE)
@@ -90,7 +90,7 @@ DECLARED = re.compile(
 
 
 def interface(place: Path) -> dict[str, str]:
-    """The headers with host functions: name → text. Before 2.32 those of the device interface were all over its own."""
+    """Texts of the headers with host functions by name; before 2.32 the device interface's were spread over its own."""
     own = (
         ["host.h"]
         if (place / "nccl_device" / "host.h").is_file()
@@ -102,7 +102,7 @@ def interface(place: Path) -> dict[str, str]:
 
 
 def test_functions_are_those_of_the_headers(places: list[Path], tmp_path: Path) -> None:
-    """A function that is declared twice in C's way has the same types, or does not compile."""
+    """A second C declaration of a function has the same types, or does not compile."""
     rows = {
         name: f"{result or 'ncclResult_t'} {name}{types};" for result, name, types in ROW.findall(TABLE.read_text())
     }
@@ -115,5 +115,5 @@ def test_functions_are_those_of_the_headers(places: list[Path], tmp_path: Path) 
         named = [f"typedef struct {name} {name}_t;" for name in ("ncclGinInboxA2AHandle", "ncclGinOutboxHandle")]
         redeclared = [f"#undef {name}\n{rows[name]}" for name in sorted(declared)]  # one is a macro, too
         source = "\n".join([*included, *named, 'extern "C" {', *redeclared, "}", "int main() {}"])
-        made = compiles(source, place, tmp_path)
-        assert made.returncode == 0, f"{place}:\n{made.stderr[-2000:]}"
+        result = compiles(source, place, tmp_path)
+        assert result.returncode == 0, f"{place}:\n{result.stderr[-2000:]}"

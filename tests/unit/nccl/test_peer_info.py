@@ -1,4 +1,4 @@
-"""Ranks that do not fit together are refused with a reason that names them and what each has."""
+"""Ranks that do not match are refused with a reason that names them and their values."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def read(rows):
 
 def test_cards_come_in_any_order():
     rows = peers(4)
-    found = read(rows[::-1])
-    assert [one.rank for one in found.peers] == [0, 1, 2, 3]
-    assert (found.size, found.shared, found.architectures, found.capability) == (4, 1, ("sm_90",), 90)
-    assert found.has_nccl
+    read_job = read(rows[::-1])
+    assert [one.rank for one in read_job.peers] == [0, 1, 2, 3]
+    assert (read_job.size, read_job.shared, read_job.architectures, read_job.capability) == (4, 1, ("sm_90",), 90)
+    assert read_job.has_nccl
 
 
 def test_ranks_of_one_gpu_are_counted():
-    found = job(4, device=lambda rank: rank // 3, uuid=lambda rank: f"{rank // 3:032x}")
-    assert (found.shared, len(found.gpus)) == (3, 2)
+    shared = job(4, device=lambda rank: rank // 3, uuid=lambda rank: f"{rank // 3:032x}")
+    assert (shared.shared, len(shared.gpus)) == (3, 2)
 
 
 def test_the_oldest_gpu_decides():
-    found = job(2, major=lambda rank: (7, 9)[rank], arch=lambda rank: ("sm_70", "sm_90")[rank])
-    assert (found.capability, found.architectures) == (70, ("sm_70", "sm_90"))
+    mixed = job(2, major=lambda rank: (7, 9)[rank], arch=lambda rank: ("sm_70", "sm_90")[rank])
+    assert (mixed.capability, mixed.architectures) == (70, ("sm_70", "sm_90"))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_minor_versions_of_drivers_may_differ():
 
 def test_a_library_of_another_blink_is_refused(monkeypatch):
     monkeypatch.setattr("blinkccl.nccl.peer_info.package_version", lambda: "2.0")
-    said = r"libblink.so has Blink 1.9, but the planner's Python has 2.0; .*BLINK_PYTHON"
-    with pytest.raises(UnsupportedError, match=said):
+    message = r"libblink.so has Blink 1.9, but the planner's Python has 2.0; .*BLINK_PYTHON"
+    with pytest.raises(UnsupportedError, match=message):
         job(2, blink_version="1.9")
 
 
 @pytest.mark.parametrize("ranks", [[0, 2], [0, 0], [1, 2]])
-def test_every_rank_is_there_once(ranks):
+def test_every_rank_occurs_once(ranks):
     with pytest.raises(LaunchError, match="expected each of 0 … 1 once"):
         read([peer(rank) for rank in ranks])
 
@@ -104,7 +104,7 @@ def test_values_out_of_range_are_refused_by_place(key, value):
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"[", b"\xff", b"[" * 5000, b'[{"rank": "0"}]', b"null"])
-def test_what_is_no_array_of_cards_is_refused(data):
+def test_data_other_than_an_array_of_peers_is_refused(data):
     with pytest.raises(LaunchError, match="no peer info"):
         read_peer_info(data)
 

@@ -1,4 +1,4 @@
-"""The planner as libblink.so runs it: peers on standard input, one line on standard output, exit code 0."""
+"""The planner as a process of libblink.so: peers on standard input, one line on standard output, exit code 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUMS = ("allreduce", "reduce", "reduce_scatter")
 
 @pytest.fixture(scope="module")
 def surroundings(tmp_path_factory, doubles):
-    """An environment with GPUs and a compiler that are doubles."""
+    """An environment with doubles of GPUs and of a compiler."""
     directory = tmp_path_factory.mktemp("planner")
     try:
         library = host_library()
@@ -56,12 +56,12 @@ def ask(surroundings, rows, **changes):
 
 @pytest.fixture(scope="module")
 def planned(surroundings):
-    """The answer for three ranks of an NVSwitch, and what was said on the way."""
+    """The answer for three ranks of an NVSwitch, and the messages before it."""
     return ask(surroundings, peers(3, settings=settings(topo="hgx-h100", algo="one_hop")))
 
 
 def test_a_job_gets_a_bundle(planned):
-    line, said = planned
+    line, messages = planned
     word, _, path = line.partition(" ")
     assert word == "bundle"
     file = bundles.read((Path(path) / bundles.FILE).read_bytes())
@@ -71,31 +71,31 @@ def test_a_job_gets_a_bundle(planned):
     assert row["why"].startswith("BLINK_ALGO=one_hop; blink one_hop")
     assert file["image"]
     assert all((Path(path) / row["file"]).read_bytes().startswith(b"\x7fELF") for row in file["image"])
-    assert "images compiled" in said
+    assert "images compiled" in messages
 
 
 def test_the_same_job_again_neither_plans_nor_compiles(planned, surroundings):
     rows = peers(3, settings=settings(topo="hgx-h100", algo="one_hop"), pid=lambda rank: 99 + rank)
-    line, said = ask(surroundings, rows, BLINK_DOUBLE_NVCC_FAIL="must not be called")
+    line, messages = ask(surroundings, rows, BLINK_DOUBLE_NVCC_FAIL="must not be called")
     assert line == planned[0]
-    assert "found" in said
-    assert "programs planned" not in said
+    assert "found" in messages
+    assert "programs planned" not in messages
 
 
 @pytest.mark.parametrize(
     "change", [{"BLINK_STAGING_BYTES": "32M"}, {"BLINK_MAX_BLOCKS": "2"}, {"BLINK_NVCC": "/nothing/nvcc"}]
 )
 def test_another_question_has_another_answer(planned, surroundings, change):
-    line, said = ask(surroundings, peers(3, settings=settings(topo="hgx-h100", algo="one_hop")), **change)
+    line, messages = ask(surroundings, peers(3, settings=settings(topo="hgx-h100", algo="one_hop")), **change)
     assert line != planned[0]
-    assert "programs planned" in said
+    assert "programs planned" in messages
 
 
 def test_another_protocol_has_another_answer(planned, surroundings):
     rows = peers(3, settings=settings(topo="hgx-h100", algo="one_hop", protocol="copies"))
-    line, said = ask(surroundings, rows)
+    line, messages = ask(surroundings, rows)
     assert line != planned[0]
-    assert "programs planned" in said
+    assert "programs planned" in messages
     path = Path(line.partition(" ")[2])
     file = bundles.read((path / bundles.FILE).read_bytes())
     whys = {row["why"].partition(" copies")[0] for row in file["choice"]}
@@ -129,14 +129,14 @@ def test_copies_that_are_forced_need_a_compiler_for_this_host(surroundings):
         (peers(9, settings=settings(topo="hgx-h100")), "has 8 GPUs"),
     ],
 )
-def test_trouble_that_is_expected_is_one_line(surroundings, rows, said):
+def test_expected_errors_are_one_line(surroundings, rows, said):
     line, err = ask(surroundings, rows)
     assert line.startswith("refused ")
     assert said in line
     assert "Traceback" not in err
 
 
-def test_code_that_no_compiler_makes_is_told_apart(surroundings):
+def test_code_without_a_compiler_has_its_own_answer(surroundings):
     line, err = ask(surroundings, peers(2, arch="sm_33", settings=settings(topo="ring:2", algo="ring")))
     assert line.startswith("uncompiled the plan's code was not compiled: ")
     assert "does not compile for sm_33" in line
@@ -172,14 +172,16 @@ def test_a_compiler_that_is_too_slow_leaves_all_to_nccl(surroundings, tmp_path):
     slow.write_text(f'#!/bin/sh\ncase "$*" in *cubin*) sleep 60;; *) {nvcc};; esac\n')
     slow.chmod(0o755)
     rows = peers(2, settings=settings(topo="ring:2", algo="ring"))
-    line, said = ask(surroundings, rows, BLINK_NVCC=str(slow), BLINK_PLAN_TIMEOUT="4", BLINK_CACHE=str(tmp_path / "c"))
+    line, messages = ask(
+        surroundings, rows, BLINK_NVCC=str(slow), BLINK_PLAN_TIMEOUT="4", BLINK_CACHE=str(tmp_path / "c")
+    )
     assert line.startswith("uncompiled the plan's code was not compiled: no file was compiled within ")
-    assert "is left to NCCL" in said
+    assert "is left to NCCL" in messages
 
 
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
-    """Ranks of one GPU, and a compiler that is too slow for texts with what is put into the set."""
+    """Ranks of one GPU, and a compiler that is too slow for texts with the strings in a set."""
     slow: set[str] = set()
 
     def build(text, compiler, deadline_s):
@@ -193,7 +195,7 @@ def compiled(monkeypatch, tmp_path):
     monkeypatch.setattr("blinkccl.nccl.images.compiler_for", lambda *_: SimpleNamespace(fingerprint=lambda: "none"))
     monkeypatch.setattr("blinkccl.nccl.planner.headers_digest", lambda _: "")
     monkeypatch.setattr("blinkccl.nccl.planner.include_directory", lambda: tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where bundles go that are not kept
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # the directory of bundles outside the cache
     return slow
 
 
@@ -207,7 +209,7 @@ def programs_of(file, collective):
     return {row["program"] >= 0 for row in file["choice"] if row["collective"] == bundles.CODES[collective]}
 
 
-def test_what_is_not_compiled_in_time_is_left_to_nccl(compiled, tmp_path):
+def test_programs_not_compiled_in_time_are_left_to_nccl(compiled, tmp_path):
     environ = {"BLINK_CACHE": str(tmp_path / "cache")}
     data = json.dumps(peers(2, device=0, uuid="0" * 32, settings=settings(algo="one_hop"))).encode()
     compiled.add("blink_moves_")
@@ -249,7 +251,7 @@ def test_an_algorithm_that_serves_nothing_is_a_reason(compiled):
     assert line.startswith("refused nothing can run with BLINK_ALGO=three_phase (allreduce: three_phase is for ")
 
 
-def test_a_mistake_of_ours_is_a_refusal_too(monkeypatch, capsys):
+def test_an_internal_error_is_a_refusal(monkeypatch, capsys):
     def broken(*_):
         raise ZeroDivisionError("on purpose")
 

@@ -1,4 +1,4 @@
-"""Which topology a job is on, and which vertex each rank is."""
+"""The topology of a job, and the vertex of each rank."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def buses(rank):
 
 
 @pytest.mark.parametrize("written", ["0000:1A:00.0", "00000000:1a:00.0", "0000:1a:00", "00000000:1A:00"])
-def test_bus_ids_are_one_however_they_are_written(written):
+def test_all_forms_of_a_bus_id_are_equal(written):
     assert canonical(written) == "0000:1a:00.0"
 
 
-def test_a_named_topology_is_taken_by_device_numbers():
+def test_gpus_of_a_named_topology_are_assigned_by_device_numbers():
     assert place(on("dgx-1v", (1, 4, 5, 6))).ranks == (1, 4, 5, 6)
 
 
-def test_processes_that_see_one_gpu_each_are_taken_by_rank():
-    found = place(on("dgx-1v", (1, 4, 5, 6), device=0))
-    assert found.ranks == (0, 1, 2, 3)
+def test_processes_that_see_one_gpu_each_are_assigned_by_rank():
+    placed = place(on("dgx-1v", (1, 4, 5, 6), device=0))
+    assert placed.ranks == (0, 1, 2, 3)
 
 
 def test_a_device_that_the_named_topology_has_not_is_refused():
@@ -56,13 +56,13 @@ def test_a_topology_of_processors_is_refused():
         place(on("no-such-machine", (0, 1)))
 
 
-def test_a_named_xml_file_is_taken_by_bus_ids(tmp_path):
+def test_gpus_of_a_named_xml_file_are_assigned_by_bus_ids(tmp_path):
     file = tmp_path / "machine.xml"
     file.write_text(XML)
-    found = place(job(2, bus_id=buses, settings=settings(topo=str(file))))
-    assert found.ranks == (1, 0)
-    said = r"has no GPU 0000:00:00.0 of rank 0; it has 0000:a0:00.0, 0000:a1:00.0"
-    with pytest.raises(TopologyError, match=said):
+    placed = place(job(2, bus_id=buses, settings=settings(topo=str(file))))
+    assert placed.ranks == (1, 0)
+    message = r"has no GPU 0000:00:00.0 of rank 0; it has 0000:a0:00.0, 0000:a1:00.0"
+    with pytest.raises(TopologyError, match=message):
         place(job(2, settings=settings(topo=str(file))))
 
 
@@ -70,9 +70,9 @@ def test_nccls_topology_file_keeps_its_meaning(tmp_path):
     file = tmp_path / "nccl.xml"
     file.write_text(XML)
     notes = []
-    found = place(job(2, bus_id=buses, settings=settings(nccl_topo_file=str(file))), notes.append)
-    assert found.ranks == (1, 0)
-    assert found.topology.link[0, 1].gb_per_s == 50
+    placed = place(job(2, bus_id=buses, settings=settings(nccl_topo_file=str(file))), notes.append)
+    assert placed.ranks == (1, 0)
+    assert placed.topology.link[0, 1].gb_per_s == 50
     assert notes == []
 
 
@@ -80,8 +80,8 @@ def test_an_incomplete_topology_file_is_left_to_probing(tmp_path):
     file = tmp_path / "nccl.xml"
     file.write_text('<system version="1"><cpu numaid="0"><pci busid="0000:a0:00.0" class="0x030200"/></cpu></system>')
     notes = []
-    found = place(job(2, bus_id=buses, settings=settings(nccl_topo_file=str(file))), notes.append, nvml())
-    assert found.ranks == (1, 0)
+    placed = place(job(2, bus_id=buses, settings=settings(nccl_topo_file=str(file))), notes.append, nvml())
+    assert placed.ranks == (1, 0)
     assert "no <gpu> tag" in notes[0]
     assert "probed instead" in notes[0]
 
@@ -108,7 +108,7 @@ def test_two_instances_of_one_gpu_are_refused():
         place(job(2, bus_id="0000:a0:00.0", settings=settings(topo="ring:2")))
 
 
-def test_without_nvml_the_way_out_is_named():
+def test_without_nvml_the_error_names_the_variable():
     silent = nvml()
     silent.fails["nvmlInit"] = 12
     with pytest.raises(UnsupportedError, match="BLINK_TOPO"):
@@ -117,17 +117,17 @@ def test_without_nvml_the_way_out_is_named():
 
 def test_ranks_that_share_a_gpu_are_a_clique_with_a_note():
     notes = []
-    found = place(job(3, device=0, uuid="0" * 32, bus_id="0000:a0:00.0"), notes.append)
-    assert (found.ranks, found.real, len(found.topology.links)) == ((0, 1, 2), False, 6)
+    placed = place(job(3, device=0, uuid="0" * 32, bus_id="0000:a0:00.0"), notes.append)
+    assert (placed.ranks, placed.real, len(placed.topology.links)) == ((0, 1, 2), False, 6)
     assert "ranks 0-2 share GPUs" in notes[0]
-    assert found.topology.notes[-1] == notes[0]
+    assert placed.topology.notes[-1] == notes[0]
 
 
 def test_a_bad_pair_loses_its_direct_links_and_a_note_says_so():
-    found = place(on("dgx-1v", (1, 4, 5, 6)))
-    assert (1, 5) in found.topology.link
-    left = without(found, {(0, 2): "3 of 9 bytes arrive wrong", (3, 0): "CUDA grants no peer access"})
-    gone = set(found.topology.link) - set(left.topology.link)
+    placed = place(on("dgx-1v", (1, 4, 5, 6)))
+    assert (1, 5) in placed.topology.link
+    left = without(placed, {(0, 2): "3 of 9 bytes arrive wrong", (3, 0): "CUDA grants no peer access"})
+    gone = set(placed.topology.link) - set(left.topology.link)
     assert gone == {(1, 5), (5, 1)}
     assert left.topology.notes[-2] == (
         "GPU1 → GPU5: missing, measured: 3 of 9 bytes arrive wrong; their direct links are left out"

@@ -1,7 +1,7 @@
-"""Which calls are taken from NCCL, and by how much: added up once more from bytes per link, per block and per channel.
+"""The calls that Blink runs and their gains, recomputed from bytes per link, per block and per channel.
 
-With -s it prints a table: for each machine and collective the classes of sizes that are taken, and in each NCCL's
-predicted time over ours.
+With -s it prints a table: for each machine and collective the size classes that Blink runs, and in each the ratio of
+NCCL's predicted time to Blink's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.topology.spec import parse_spec
 from support.examples import ALL_TESTS
 
-#: (machine, GPUs or None for all, compute capability, blocks where nobody says).
+#: Jobs: machine, GPUs or None for all, compute capability, default blocks.
 JOBS = [
     ("dgx-1v", (1, 4, 5, 6), 70, 20),
     ("hgx-h100", None, 90, 32),
@@ -45,9 +45,9 @@ MORE = [
     ("pcie-8gpu", None, 80, 20),
     ("pcie-8gpu-nvlink-pairs", None, 80, 20),
 ]
-#: GB/s of an NVLink as NCCL counts it over what the vendor states (its topo.h).
+#: Ratio of NCCL's count of an NVLink to the vendor's rate (its topo.h).
 COUNTED = {60: 18 / 20, 70: 20 / 25, 80: 20 / 25, 90: 20.6 / 25}
-#: What protocols leave of a link: 4 bytes in 8; 120 in 128, of which NCCL counts 0.92.
+#: Part of a link's rate by protocol: 4 bytes in 8; 120 in 128, of which NCCL counts 0.92.
 LEFT = {"simple": 1.0, "ll": 0.5, "ll128": 0.92 * 120 / 128}
 #: GB/s that a block moves (docs/gpu.md, Block rates): three times NCCL's of a channel of a tree (its tuning.cc).
 BLOCK_GB_PER_S = {
@@ -56,9 +56,9 @@ BLOCK_GB_PER_S = {
     80: {"simple": 72.0, "ll": 36.0, "ll128": 60.0},
     90: {"simple": 116.1, "ll": 58.05, "ll128": 110.1},
 }
-#: busbw of AllReduce in the switch that was measured on H100s, GB/s by GPUs: published runs of nccl-tests.
+#: Measured busbw of NVLS AllReduce on H100s, GB/s by number of GPUs: published runs of nccl-tests.
 IN_SWITCH = {4: 370.0, 8: 480.0}
-#: Of an NVSwitch whose GPUs reduce in it.
+#: Machines with an NVSwitch that reduces.
 SWITCHES_THAT_REDUCE = ("hgx-h100", "hgx-h200")
 
 
@@ -83,13 +83,13 @@ def taken_of(
     planned = candidates(job.place, DEFAULT, blocks, {})
     terms = Terms(capability, blocks, no_copies="not asked for")
     predictor = NcclPredictor(job.place, capability)
-    # Of other roots than the first nothing is looked at, and they take most of the time.
+    # Roots other than the first are left out, because they take most of the time.
     first = [one for one in collectives(job.ranks) if not one.root]
     return job, planned, [row for one in first for row in rows_of(one, planned, terms, predictor)]
 
 
 def link_seconds(job: Job, one: CandidateProgram, protocol: str, size_bytes: int) -> float:
-    """What the busiest link takes for all messages of a call: no schedule is faster."""
+    """Seconds of the busiest link for all messages of a call, a lower bound for every schedule."""
     program, unit = one.program, Fraction(one.network.unit_gb_per_s).limit_denominator(1000)
     shares = {item.block: item.weight for item in program.collective.items()}
     load: Counter[tuple[int, int]] = Counter()
@@ -108,7 +108,7 @@ def link_seconds(job: Job, one: CandidateProgram, protocol: str, size_bytes: int
 
 
 def block_seconds(job: Job, one: CandidateProgram, protocol: str, size_bytes: int) -> float:
-    """What a rank's blocks take for all that it reads and stores, if each has as much as any other."""
+    """Seconds of a rank's blocks for all its reads and stores, with equal work for all blocks."""
     program = one.program
     shares = {item.block: item.weight for item in program.collective.items()}
     moved: Counter[int] = Counter()
@@ -126,15 +126,15 @@ def block_seconds(job: Job, one: CandidateProgram, protocol: str, size_bytes: in
 
 
 def nccl_seconds_at_most(job: Job, collective: Collective, size_bytes: int) -> float:
-    """What NCCL's rings need at its own bandwidths and without any latency, or NVLS: never more than NCCL's best."""
+    """Seconds of NCCL's rings or NVLS at its own bandwidths without latency, never more than NCCL's best time."""
     steps = {"allreduce": 2 * (job.ranks - 1) / job.ranks, "broadcast": 1.0, "reduce": 1.0}
     ways = steps.get(collective.name, (job.ranks - 1) / job.ranks)
     arch = {60: "pascal", 70: "volta", 80: "ampere", 90: "hopper"}[job.capability]
     channels = search(job.place.topology, job.place.ranks, arch)
-    found = ways * size_bytes / (channels.count * channels.gb_per_s_per_channel * 1e9)
+    seconds = ways * size_bytes / (channels.count * channels.gb_per_s_per_channel * 1e9)
     if job.name in SWITCHES_THAT_REDUCE and collective.name == "allreduce":
-        found = min(found, ways * size_bytes / (IN_SWITCH[job.ranks] * 1e9))
-    return found
+        seconds = min(seconds, ways * size_bytes / (IN_SWITCH[job.ranks] * 1e9))
+    return seconds
 
 
 def classes(row: ChoiceRow) -> Iterator[int]:
@@ -142,11 +142,11 @@ def classes(row: ChoiceRow) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("name", "gpus", "capability", "blocks"), [*JOBS, *(MORE if ALL_TESTS else ())])
-def test_what_is_taken_is_faster_by_the_margin(
+def test_calls_of_blink_are_faster_by_the_margin(
     name: str, gpus: tuple[int, ...] | None, capability: int, blocks: int
 ) -> None:
     job, _, rows = taken_of(name, gpus, capability, blocks)
-    predictor, told, checked = NcclPredictor(job.place, capability), [], 0
+    predictor, lines, checked = NcclPredictor(job.place, capability), [], 0
     known = {(one.name, -1 if one.root is None else one.root): one for one in collectives(job.ranks)}
     ratios: dict[str, list[tuple[int, str, float]]] = {}
     for row in rows:
@@ -155,33 +155,33 @@ def test_what_is_taken_is_faster_by_the_margin(
         collective, one = known[row.collective, row.root], row.candidate
         capacity = largest(blocks).capacity_bytes(row.protocol)
         for size in classes(row):
-            ours = timing(one, row.protocol, size, capability, blocks, capacity).seconds
-            theirs = predictor.at(collective, size)
-            assert ours * PREDICTED_MARGIN < theirs.seconds, (row.collective, size)
+            blink_s = timing(one, row.protocol, size, capability, blocks, capacity).seconds
+            prediction = predictor.at(collective, size)
+            assert blink_s * PREDICTED_MARGIN < prediction.seconds, (row.collective, size)
             least = max(link_seconds(job, one, row.protocol, size), block_seconds(job, one, row.protocol, size))
-            assert least <= ours * 1.001, (row.collective, size, "faster than links and blocks")
+            assert least <= blink_s * 1.001, (row.collective, size, "faster than links and blocks")
             if size >= 1 << 28:
-                assert ours <= 1.5 * least, (row.collective, size, "not what links and blocks say")
+                assert blink_s <= 1.5 * least, (row.collective, size, "not what links and blocks say")
                 if row.collective in ("allreduce", "allgather", "reduce_scatter", "broadcast", "reduce"):
-                    # NCCL's latency, which is left out here, is less than the margin at this size.
+                    # NCCL's latency, which the test leaves out, is less than the margin at this size.
                     assert least < nccl_seconds_at_most(job, collective, size) * 1.01, (row.collective, size)
-            ratios.setdefault(row.collective, []).append((size, row.protocol, theirs.seconds / ours))
+            ratios.setdefault(row.collective, []).append((size, row.protocol, prediction.seconds / blink_s))
             checked += 1
-    for collective, found in ratios.items():
+    for collective, ratios_of_one in ratios.items():
         runs = []
-        octaves = enumerate(found)
+        octaves = enumerate(ratios_of_one)
         for _, group in groupby(octaves, key=lambda x: x[1][0].bit_length() - x[0]):
             run = [x[1] for x in group]
             each = " ".join(f"{ratio:.2f}" for _, _, ratio in run)
             runs.append(f"{run[0][0] >> 10} to {run[-1][0] >> 10} KiB: {each}")
-        told.append(f"  {collective:15}{'; '.join(runs)}")
-    print(f"\n{name} {'' if gpus is None else gpus}: {checked} classes taken", *told, sep="\n")
+        lines.append(f"  {collective:15}{'; '.join(runs)}")
+    print(f"\n{name} {'' if gpus is None else gpus}: {checked} classes taken", *lines, sep="\n")
     assert checked > 0
 
 
 @pytest.mark.parametrize(("gpus", "below"), [(None, 4 << 20), ((0, 1, 2, 3), 32 << 20)])
 def test_no_large_allreduce_is_taken_from_a_switch_that_reduces(gpus: tuple[int, ...] | None, below: int) -> None:
-    """By links alone nothing is faster than NVLS was measured to be, by the margin; small sizes are another matter."""
+    """By links alone no plan beats measured NVLS by the margin, except at small sizes."""
     job, planned, rows = taken_of("hgx-h100", gpus, 90, 32)
     assert job.ranks == (8 if gpus is None else 4)
     for row in rows:

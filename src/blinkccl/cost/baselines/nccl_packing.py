@@ -26,7 +26,7 @@ from blinkccl.trees.packing.solver import Model, solve, whole
 
 #: Maximum channels: half of those that NCCL can run, as it runs two for each of its search (device.h, init.cc).
 MOST_CHANNELS = 32
-#: Maximum orders in the integer program: all rings of 8 GPUs, but only the first of more chains.
+#: Maximum orders in the integer program: enough for all rings of 8 GPUs; of more chains the first are used.
 MOST_ORDERS = 5040
 #: Above this many GPUs only their own order and its reverse are tried, unless they share an NVSwitch.
 EXACT_GPUS = 8

@@ -1,4 +1,4 @@
-"""Who is timed for a job, who wins, and what the baselines are."""
+"""Candidates of a job, the fastest by range of sizes, and the baselines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_algorithm_and_baseline_is_a_contender() -> None:
     assert set(candidates()) == set(ALGORITHMS) | set(BASELINES)
 
 
-def test_all_enter_who_can_and_the_others_say_why() -> None:
+def test_absent_candidates_have_a_reason() -> None:
     field = enter(asked("dgx-1v", gpus="1,4,5,6"), NOMINAL)
     assert {one.name for one in field.prepared} | set(field.absent) == set(candidates())
     assert "one hop apart" in field.absent["flat"]
@@ -67,12 +67,12 @@ def test_wins_are_runs_of_sizes_and_ties_go_to_the_first() -> None:
 
 def test_nccl_24_falls_back_to_pcie_where_no_ring_exists() -> None:
     job = BASELINES["nccl-2.4"].prepare(asked("dgx-1v", "broadcast", "1,4,5,6"), NOMINAL)
-    found = job.at(500 * MIB)
-    assert found.chunk_bytes == NCCL_SLICE_BYTES
-    assert "pcie" in found.detail
-    # What its calibration says of a PCIe ring, less the pipeline's filling.
+    timed = job.at(500 * MIB)
+    assert timed.chunk_bytes == NCCL_SLICE_BYTES
+    assert "pcie" in timed.detail
+    # The calibration's rate of a PCIe ring, less the time to fill the pipeline.
     rate = next(row.gb_per_s.value for row in calibration("nccl-2.4-v100").link if row.kind == "smp")
-    assert 0.97 * rate < found.algbw_gb_per_s <= rate
+    assert 0.97 * rate < timed.algbw_gb_per_s <= rate
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_ring_of_nccl_24_hands_on_slices_of_two_steps_and_a_chain_of_one() -> 
 
 
 def test_rings_of_nccl_230_reach_no_more_than_was_measured() -> None:
-    """Of a calibration that is of kernels; a copy engine's says nothing of them."""
+    """The limit comes from calibrations of kernels, not from those of copy engines."""
     request = asked("pcie-8gpu-nvlink-pairs", "allreduce", "0,1")
     measured = BASELINES["nccl-2.30"].prepare(request, Conditions(calibration("pcie"))).at(1 << 30)
     counted = BASELINES["nccl-2.30"].prepare(request, NOMINAL).at(1 << 30)
@@ -145,9 +145,9 @@ def test_nccl_24_as_blink_describes_it_switches_at_16_kb() -> None:
 
 def hybrid_of(gpus: str) -> HybridJob:
     conditions = Conditions(calibration("v100-copy-engine"))
-    found = candidates()["hybrid"].prepare(asked("dgx-1v", "broadcast", gpus), conditions)
-    assert isinstance(found, HybridJob)
-    return found
+    job = candidates()["hybrid"].prepare(asked("dgx-1v", "broadcast", gpus), conditions)
+    assert isinstance(job, HybridJob)
+    return job
 
 
 def test_hybrid_is_nvlink_alone_until_pcie_pays() -> None:
@@ -182,8 +182,8 @@ def test_a_plan_is_timed_the_same_alone_and_with_a_trace() -> None:
     assert one.simulate(5_000_000).seconds == one.simulate(5_000_000, traced=True).seconds
 
 
-def test_who_cannot_be_timed_is_left_out_unless_it_was_named() -> None:
-    """A calibration of NVLink alone: what falls back to PCIe or goes to the host has no class."""
+def test_candidates_without_times_are_left_out_unless_named() -> None:
+    """A calibration of NVLink alone has no class for candidates over PCIe or through the host."""
     mine = Conditions(calibration_of(link_class("nvlink", 25.0, 25.0)))
     request = asked("dgx-1v", gpus="1,4,5,6")
     field, rows = time_all(enter(request, mine), [MIB, 16 * MIB])
@@ -196,7 +196,7 @@ def test_who_cannot_be_timed_is_left_out_unless_it_was_named() -> None:
         time_all(enter(request, mine, ["optimal", "ring"]), [MIB])
 
 
-def test_where_nobody_can_be_timed_the_first_reason_is_the_error() -> None:
+def test_without_any_times_the_first_reason_is_the_error() -> None:
     nothing = Conditions(calibration_of(link_class("net", 25.0, 25.0)))
     with pytest.raises(TopologyError, match="no link class for nvlink"):
         time_all(enter(asked("dgx-1v", "gather"), nothing), [MIB])

@@ -1,4 +1,4 @@
-"""The models beside published measurements: no figure is farther off than the committed page says."""
+"""The models beside published measurements: no error exceeds that of the committed page."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import pytest
 
 import models
 
-#: Figures whose rows are computed anew: all of these take two seconds.
+#: Figures whose rows the test recomputes, in two seconds.
 FIGURES = tuple(models.figures())
 #: The page rounds to tenths of a percent.
 ROUNDED = 0.001
 
 
 def _page() -> dict[tuple[str, ...], float]:
-    """The error of each row, by job, collective, size, contender and what was published."""
-    found = {}
+    """The error of each row, by job, collective, size, contender and published figure."""
+    errors = {}
     for line in models.PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if len(cells) == 9 and re.fullmatch(r"[+-][\d.]+%", cells[7]):
-            found[tuple(cells[1:6])] = float(cells[7].rstrip("%")) / 100
-    return found
+            errors[tuple(cells[1:6])] = float(cells[7].rstrip("%")) / 100
+    return errors
 
 
 def test_every_figure_has_its_row() -> None:
@@ -32,7 +32,7 @@ def test_every_figure_has_its_row() -> None:
 
 
 def test_no_error_grows() -> None:
-    """Of every figure. A smaller error makes the page untrue too: write it anew."""
+    """The error of every figure equals the page's. A smaller error makes the page wrong too: write it anew."""
     page = _page()
     for one in FIGURES:
         judged = models.judge(one)
@@ -42,7 +42,7 @@ def test_no_error_grows() -> None:
 
 
 def test_the_aim_and_its_misses() -> None:
-    """The median of the page is what is aimed at; misses stand first, largest first, and none is hidden."""
+    """The median error of the page meets the aim; all misses are at the top, the largest first."""
     errors = sorted(abs(error) for error in _page().values())
     assert errors[len(errors) // 2] <= models.MEDIAN
     text = models.PAGE.read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from support.planned import asked
 from support.timed import calibration_of, link_class
 
 MIB = 2**20
-#: Not only the sizes that tables are filled with.
+#: Sizes on and between the classes of tables.
 SIZES = tuple(round(64 * 1.7**power) for power in range(0, 36, 1 if ALL_TESTS else 3))
 
 
@@ -35,17 +35,17 @@ def multi_path(spec: str, gpus: str | None = "0,1") -> MultiPath:
         ("dgx-1p", "0,1"),
         ("dgx-a100", "0,1"),
         ("pcie-8gpu", "0,2"),
-        ("pcie-4gpu-nvlink-pairs", "0,3"),  # whose maximum flow goes by GPU 2
+        ("pcie-4gpu-nvlink-pairs", "0,3"),  # its maximum flow uses GPU 2
     ],
 )
 def test_never_slower_than_any_of_its_paths_alone(spec: str, gpus: str | None) -> None:
-    found = multi_path(spec, gpus)
-    paths = (direct_path(found.flow), *(way.path for way in ways(found.flow)))
-    alone = [timed_split(found.flow, found.conditions, on_one_path(path)) for path in paths]
-    one_hop = candidates()["one_hop"].prepare(asked(spec, "sendrecv", gpus), found.conditions)
+    message = multi_path(spec, gpus)
+    paths = (direct_path(message.flow), *(way.path for way in ways(message.flow)))
+    alone = [timed_split(message.flow, message.conditions, on_one_path(path)) for path in paths]
+    one_hop = candidates()["one_hop"].prepare(asked(spec, "sendrecv", gpus), message.conditions)
     for size in SIZES:
         least = min(one.at(size).seconds for one in (*alone, one_hop))
-        assert found.at(size).seconds <= least * (1 + 1e-9), size
+        assert message.at(size).seconds <= least * (1 + 1e-9), size
 
 
 @pytest.mark.parametrize(("most", "paths"), [(0, {(2, 3)}), (1, {(2, 3), (2, 5, 3)}), (None, {(2, 3), (2, 5, 3)})])
@@ -63,27 +63,27 @@ def test_large_messages_reach_the_sum_of_the_paths(spec: str, sum_gb_per_s: floa
 
 @pytest.mark.parametrize("spec", ["mist", "cedar"])
 def test_a_small_message_takes_the_direct_path_alone(spec: str) -> None:
-    """A copy of 1 MiB on Cedar in eight streams was slower than a direct one."""
-    found = multi_path(spec)
-    assert "all on 0-1" in found.at(64 * 1024).detail
-    assert "all on 0-1" in found.at(MIB).detail
-    assert "8 streams" in found.at(64 * MIB).detail
+    """A copy of 1 MiB on Cedar in eight streams is slower than a direct copy."""
+    message = multi_path(spec)
+    assert "all on 0-1" in message.at(64 * 1024).detail
+    assert "all on 0-1" in message.at(MIB).detail
+    assert "8 streams" in message.at(64 * MIB).detail
 
 
-def test_only_what_is_stored_on_its_way_is_cut_into_streams() -> None:
+def test_only_paths_with_memories_have_several_streams() -> None:
     parts = multi_path("cedar").row.at(64 * MIB).parts
     assert [(part.path, part.streams) for part in parts] == [((0, 1), 1), *(((0, v, 1), 8) for v in (2, 3, 4))]
 
 
-def test_what_a_table_says_is_done() -> None:
+def test_the_splits_of_a_table_are_used() -> None:
     request = asked("mist", "sendrecv", "0,1")
     table = PathTable("", "", "").merged(PairSplits(0, 1, (on_one_path((0, 4, 1)),)))
-    found = prepare_multi_path(request, Conditions(calibration("mist"), paths=table))
-    assert found.at(MIB).detail == "all on 0-4-1"
+    message = prepare_multi_path(request, Conditions(calibration("mist"), paths=table))
+    assert message.at(MIB).detail == "all on 0-4-1"
     other = PathTable("", "", "").merged(PairSplits(1, 0, (on_one_path((1, 0)),)))
     assert prepare_multi_path(request, Conditions(calibration("mist"), paths=other)).row == multi_path("mist").row
     wrong = PathTable("", "", "").merged(PairSplits(0, 1, (on_one_path((0, 5, 1)),)))
-    with pytest.raises(UnsupportedError, match="not there"):
+    with pytest.raises(UnsupportedError, match="which mist does not have"):
         prepare_multi_path(request, Conditions(calibration("mist"), paths=wrong))
 
 

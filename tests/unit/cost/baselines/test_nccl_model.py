@@ -1,7 +1,7 @@
-"""NCCL's cost model: the numbers of NCCL 2.30's own tuning code, who wins from which size, and NCCL 2.4's choice.
+"""NCCL's cost model: the numbers of NCCL 2.30's tuning code, and the fastest protocol by size.
 
-Expected latencies, bandwidths and times are what src/graph/tuning.cc of NCCL 2.30.7 gives for the channels that its own
-search finds on these machines.
+Expected latencies, bandwidths and times come from src/graph/tuning.cc of NCCL 2.30.7, with the channels of its own
+search on these machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from blinkccl.cost.baselines.nccl_search import Channels, search
 from blinkccl.cost.baselines.nccl_server import NcclServer
 from blinkccl.topology.spec import load
 
-#: spec, GPUs of a server, servers.
+#: A spec, the GPUs of a server, and the number of servers.
 Job = tuple[str, tuple[int, ...], int]
 ALL = tuple(range(8))
 DGX: Job = ("dgx-1v", ALL, 1)
@@ -120,14 +120,14 @@ def test_latencies_and_bandwidths(
     ],
 )
 def test_times_of_an_allreduce(job: Job, pair: tuple[str, str], times_us: tuple[float, ...]) -> None:
-    """At 8 B, 1 KB, 16 KB, 1 MB, 16 MB and 1 GB: trees with corrections, rings between servers with their plateau."""
+    """Times at 8 B, 1 KB, 16 KB, 1 MB, 16 MB and 1 GB: corrected trees, and rings between servers with the plateau."""
     line = _lines(job, "allreduce")[pair]
     sizes = (8, 1 << 10, 1 << 14, 1 << 20, 1 << 24, 1 << 30)
     assert [float(line.time_us(size)) for size in sizes] == pytest.approx(times_us, rel=1e-6)
 
 
 def test_a_step_over_nvlink_and_over_pcie() -> None:
-    """Facts of the table: a base and 2(n−1) steps, 0.6 µs over NVLink and 1 µs over PCIe; NVB counts as PCIe."""
+    """The table has a base and 2(n−1) steps, 0.6 µs over NVLink and 1 µs over PCIe; NVB counts as PCIe."""
     assert _lines(DGX, "allreduce")["ring", "LL"].latency_us == Fraction("6.6") + 14 * Fraction("0.6")
     assert _lines(CHAIN, "allreduce")["ring", "LL"].latency_us == Fraction("6.6") + 6 * Fraction(1)
 
@@ -140,24 +140,24 @@ def test_tiny_sizes_take_ll_and_large_ones_simple() -> None:
 
 
 def test_the_fastest_first() -> None:
-    found = _channels(DGX)
+    channels = _channels(DGX)
     for size in (0, 1, 1000, 1 << 20, 1 << 28):
-        predictions = predict(found, "allreduce", size)
+        predictions = predict(channels, "allreduce", size)
         assert [p.seconds for p in predictions] == sorted(p.seconds for p in predictions)
         assert predictions[0] == _choose(DGX, "allreduce", size)
         assert len({(p.algorithm, p.protocol) for p in predictions}) == len(predictions) == 6
 
 
 def test_busbw_nears_the_channels() -> None:
-    """A ring's busbw at large sizes is what the search has found, whatever the collective."""
+    """A ring's busbw at large sizes is the rate of the search's channels, for every collective."""
     for job in JOBS:
         for collective in ("allreduce", "allgather", "reduce_scatter", "broadcast"):
-            found = _channels(job)
+            channels = _channels(job)
             ring = next(
-                p for p in predict(found, collective, 1 << 40) if (p.algorithm, p.protocol) == ("ring", "Simple")
+                p for p in predict(channels, collective, 1 << 40) if (p.algorithm, p.protocol) == ("ring", "Simple")
             )
-            each = found.gb_per_s_per_channel if found.servers <= 2 else found.net_gb_per_s_per_channel
-            assert ring.busbw_gb_per_s == pytest.approx(found.count * each, rel=0.001)
+            each = channels.gb_per_s_per_channel if channels.servers <= 2 else channels.net_gb_per_s_per_channel
+            assert ring.busbw_gb_per_s == pytest.approx(channels.count * each, rel=0.001)
 
 
 def test_trees_serve_allreduce_alone() -> None:
@@ -181,21 +181,21 @@ def test_trees_serve_allreduce_alone() -> None:
     ],
 )
 def test_where_ll128_is_used(job: Job, has: bool) -> None:
-    """From Volta on, over NVLink, and as far as the PCIe switch of a card; from Hopper on through another GPU too."""
+    """LL128 needs Volta and NVLink, up to the PCIe switch of a card; from Hopper on also a path through another GPU."""
     assert (("ring", "LL128") in _lines(job, "allreduce")) == has
 
 
 def test_caps() -> None:
-    """LL's cap on one server by architecture, and that of a tree's channels."""
-    found = _channels(("hgx-h100", ALL, 1))
-    volta = replace(found, arch="volta")
-    ring = {one.arch: cost_lines(one, "broadcast")[0] for one in (volta, found)}
+    """The limit of LL on one server by architecture, and the limit of a tree's channels."""
+    channels = _channels(("hgx-h100", ALL, 1))
+    volta = replace(channels, arch="volta")
+    ring = {one.arch: cost_lines(one, "broadcast")[0] for one in (volta, channels)}
     assert [ring["volta"].gb_per_s, ring["hopper"].gb_per_s] == [39, 141]
     tree = next(x for x in cost_lines(volta, "allreduce") if x.protocol == "Simple")
     assert tree.gb_per_s == Fraction("26.5") * 12 / 2
 
 
-def test_who_wins_on_a_dgx_1v() -> None:
+def test_the_fastest_protocol_on_a_dgx_1v_changes_with_the_size() -> None:
     """AllGather on 8 V100s: LL up to 1.1 MB, then LL128 up to 7.8 MB, then Simple."""
     # Lines 10.8 + b/44571 and 27.3 + b/126171 meet at 16.5 / (1/44571 − 1/126171) bytes, and so on.
     rates = [1000 * Fraction(gb_per_s) * 8 / 7 for gb_per_s in ("39", "110.4", "120")]
@@ -209,7 +209,7 @@ def test_who_wins_on_a_dgx_1v() -> None:
 
 @given(size=st.integers(0, 2**40), more=st.integers(1, 2**30), number=st.integers(0, len(JOBS) - 1))
 def test_a_larger_size_takes_longer(size: int, more: int, number: int) -> None:
-    """Rings everywhere, trees between two of their corrections."""
+    """The time of rings always rises with the size, that of trees between two of their corrections."""
     for line in _lines(JOBS[number], "allreduce").values():
         larger = size + more
         if line.correction:
@@ -221,13 +221,13 @@ def test_a_larger_size_takes_longer(size: int, more: int, number: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "busbw"), [(2, 365), (4, 370), (5, 420), (6, 440), (7, 460), (8, 480)])
 def test_an_allreduce_in_nvswitch_as_public_runs_have_it(ranks: int, busbw: float) -> None:
-    found = NcclServer.of(load("hgx-h100")[0], range(ranks)).at("allreduce", 16 << 30)
-    assert found.algorithm == ("NVLS" if ranks > 2 else "ring")
-    assert found.busbw_gb_per_s == pytest.approx(busbw, rel=0.02)
+    estimate = NcclServer.of(load("hgx-h100")[0], range(ranks)).at("allreduce", 16 << 30)
+    assert estimate.algorithm == ("NVLS" if ranks > 2 else "ring")
+    assert estimate.busbw_gb_per_s == pytest.approx(busbw, rel=0.02)
 
 
 def test_small_and_far_allreduces_leave_nvswitch_alone() -> None:
-    """LL has the least latency, NVLS here is for one server, and switches before Hopper do not combine."""
+    """LL has the least latency, NVLS serves one server here, and switches before Hopper do not reduce."""
     for spec, ranks, size in (
         ("hgx-h100", range(8), 8),
         ("2x hgx-h100", range(4), 1 << 20),

@@ -1,7 +1,7 @@
-"""NCCL's channels: what its own search finds on the same machines, and that what is found fits the links.
+"""NCCL's channels: they equal those of its own search on the same machines, and fit the links.
 
-Expected channels are those of NCCL 2.30's own search (src/graph/search.cc), given these machines as topology files; a
-DGX-1 with Broadwell processors.
+Expected channels come from NCCL 2.30's own search (src/graph/search.cc) with these machines as topology files; the
+DGX-1 has Broadwell processors.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from blinkccl.trees.algorithms.cycles import max_disjoint_cycles
 
 
 def _on(spec: str, gpus: Sequence[int] | None = None) -> Channels:
-    """What is found, after :func:`_check`."""
+    """The channels of a job, after :func:`_check`."""
     topology = load(spec)[0]
-    found = search(topology, topology.ranks if gpus is None else gpus)
-    _check(topology, found)
-    return found
+    channels = search(topology, topology.ranks if gpus is None else gpus)
+    _check(topology, channels)
+    return channels
 
 
-def _busbw(found: Channels) -> float:
-    """All rings together, GB/s."""
-    return found.count * (found.gb_per_s_per_channel if found.servers <= 2 else found.net_gb_per_s_per_channel)
+def _busbw(channels: Channels) -> float:
+    """GB/s of all rings together."""
+    return channels.count * (
+        channels.gb_per_s_per_channel if channels.servers <= 2 else channels.net_gb_per_s_per_channel
+    )
 
 
-def _summary(found: Channels) -> tuple[int, float, str, bool]:
-    return found.count, found.gb_per_s_per_channel, found.kind, found.same
+def _summary(channels: Channels) -> tuple[int, float, str, bool]:
+    return channels.count, channels.gb_per_s_per_channel, channels.kind, channels.same
 
 
 @pytest.mark.parametrize(
@@ -53,22 +55,22 @@ def _summary(found: Channels) -> tuple[int, float, str, bool]:
     ],
 )
 def test_busbw_on_all_connected_allocations_of_a_dgx_1(name: str, allowed: dict[int, set[int]]) -> None:
-    """Every value that NCCL's search gives, and no other; with 7 P100s the best of those that it gives. Rings fit."""
-    found: dict[int, set[float]] = {}
+    """The rates are exactly those of NCCL's search, with 7 P100s the best of them; all rings fit."""
+    values: dict[int, set[float]] = {}
     for gpus in connected_allocations(name):
         channels = search(machine(name), gpus)
-        found.setdefault(len(gpus), set()).add(_busbw(channels))
+        values.setdefault(len(gpus), set()).add(_busbw(channels))
         _check(machine(name), channels)
-    assert found == allowed
+    assert values == allowed
 
 
 def test_how_often_each_kind_of_ring_is_found() -> None:
-    """All sets of 3 to 8 GPUs of a DGX-1V, those in parts too: 6 GB/s come from these alone."""
+    """All sets of 3 to 8 GPUs of a DGX-1V, also those in parts, which alone have 6 GB/s."""
     topology = machine("dgx-1v")
-    found = Counter(
+    counts = Counter(
         (len(gpus), _busbw(search(topology, gpus))) for n in (3, 4, 8) for gpus in combinations(range(8), n)
     )
-    assert found == {
+    assert counts == {
         (3, 6): 24, (3, 20): 20, (3, 40): 12,
         (4, 6): 14, (4, 20): 36, (4, 40): 16, (4, 60): 2, (4, 80): 2,
         (8, 120): 1,
@@ -85,7 +87,7 @@ def test_how_often_each_kind_of_ring_is_found() -> None:
         ("dgx-1v", (2, 3, 4, 5, 7), (2, 10, "NVB", True), (20, "NVL")),
         ("dgx-1v", (1, 4, 5, 6, 7), (2, 20, "NVB", False), (40, "NVL")),
         ("dgx-1v", (1, 2, 4, 5, 6, 7), (2, 20, "NVL", False), (40, "NVL")),
-        # Two pairs on NVLink and PCIe between them: two rings of half the speed rather than one.
+        # Two pairs on NVLink with PCIe between them have two rings of half the speed instead of one.
         ("dgx-1v", (2, 3, 4, 5), (2, 3, "SYS", True), (6, "SYS")),
         ("dgx-1v", (0, 5), (1, 6, "SYS", True), (6, "SYS")),
         ("dgx-1p", (0, 1, 2, 3), (6, 9, "NVL", False), (9, "NVL")),
@@ -93,7 +95,7 @@ def test_how_often_each_kind_of_ring_is_found() -> None:
         ("dgx-2", None, (6, 20, "NVL", True), (20, "NVL")),
         ("dgx-a100", None, (12, 20, "NVL", True), (20, "NVL")),
         ("dgx-a100", (2, 5), (12, 20, "NVL", True), (40, "NVL")),
-        # 12 chains of 30 GB/s would fit; NCCL's search runs out of steps before it has turned as many as that takes.
+        # 12 chains of 30 GB/s would fit, but NCCL's search reaches its limit of steps first.
         ("dgx-a100", (0, 1, 2), (12, 20, "NVL", True), (20, "NVL")),
         ("hgx-h100", None, (12, 30, "NVL", True), (30, "NVL")),
         ("hgx-h100", (1, 2, 3), (12, 30, "NVL", True), (40, "NVL")),
@@ -112,19 +114,19 @@ def test_how_often_each_kind_of_ring_is_found() -> None:
 def test_channels_of_nccls_own_search(
     spec: str, gpus: tuple[int, ...] | None, expected: tuple[int, float, str, bool], chains: tuple[float, str]
 ) -> None:
-    found = _on(spec, gpus)
-    assert _summary(found) == expected
-    assert found.tree is not None
-    assert (found.tree.gb_per_s_per_channel, found.tree.kind) == chains
+    channels = _on(spec, gpus)
+    assert _summary(channels) == expected
+    assert channels.tree is not None
+    assert (channels.tree.gb_per_s_per_channel, channels.tree.kind) == chains
 
 
-def _check(topology: Topology, found: Channels) -> None:
-    """Rings go through all ranks, on NCCL's path from one to the next inside a server, and together fit the links."""
-    ranks = set(found.rings[0])
-    servers = see(topology, sorted(ranks), found.arch)
+def _check(topology: Topology, channels: Channels) -> None:
+    """Rings pass all ranks, on NCCL's path between neighbours inside a server, and fit the links together."""
+    ranks = set(channels.rings[0])
+    servers = see(topology, sorted(ranks), channels.arch)
     server_of = {gpu: server for server in servers for gpu in server.gpus}
     used: Counter[tuple[int, int]] = Counter()
-    for ring in found.rings:
+    for ring in channels.rings:
         assert set(ring) == ranks
         assert len(ring) == len(ranks)
         for rank, onward in zip(ring, (*ring[1:], ring[0]), strict=True):
@@ -135,31 +137,31 @@ def _check(topology: Topology, found: Channels) -> None:
                 used.update(pairwise(hop))
     capacity = {arc: gb_per_s for server in servers for arc, gb_per_s in server.capacity.items()}
     for arc, times in used.items():
-        assert times * Fraction(str(found.gb_per_s_per_channel)) <= capacity.get(arc, Fraction(1000)), arc
+        assert times * Fraction(str(channels.gb_per_s_per_channel)) <= capacity.get(arc, Fraction(1000)), arc
 
 
 def test_rings_over_nvlink_are_as_many_as_disjoint_cycles() -> None:
-    """Of 20 GB/s, one a lane, they are what an independent search packs; only rings through other GPUs may be more."""
+    """Rings of 20 GB/s, one per lane, equal an independent packing; only rings through other GPUs may be more."""
     for gpus in connected_allocations("dgx-1v"):
-        found = search(machine("dgx-1v"), gpus)
+        channels = search(machine("dgx-1v"), gpus)
         network = network_for(machine("dgx-1v"), gpus, "fast")
         cycles = max_disjoint_cycles({(x.src, x.dst): x.capacity for x in network.links}, gpus)
         lanes = sum(times for _, times in cycles)
-        if found.kind == "NVL" and found.gb_per_s_per_channel == 20:
-            assert found.count == lanes
+        if channels.kind == "NVL" and channels.gb_per_s_per_channel == 20:
+            assert channels.count == lanes
         else:
-            assert found.kind == "NVB"
-            assert lanes * 20 < _busbw(found)
+            assert channels.kind == "NVB"
+            assert lanes * 20 < _busbw(channels)
 
 
 def test_a_ring_through_another_gpu_takes_both_links() -> None:
-    """1-5-6 is a chain of links of two lanes: the way back leads through 5 again, and a copy fills a lane each way."""
-    found = _on("dgx-1v", (1, 5, 6))
-    assert _summary(found) == (2, 20, "NVB", True)
+    """1-5-6 is a chain of links of two lanes: a ring returns through 5 and fills a lane in each direction."""
+    channels = _on("dgx-1v", (1, 5, 6))
+    assert _summary(channels) == (2, 20, "NVB", True)
     assert see(machine("dgx-1v"), (1, 5, 6), "volta")[0].hops[6, 1].path == (6, 5, 1)
 
 
-def test_whose_processors_are_between_gpus() -> None:
+def test_the_vendor_of_processors_follows_from_their_bus() -> None:
     assert _on("2x dgx-1v @ 40Gbps", (0, 5, 8, 13)).vendor == _on("pcie-8gpu").vendor == "GenuineIntel"
     assert _on("pcie-4gpu-nvlink-pairs").vendor == "AuthenticAMD"
 
@@ -187,24 +189,24 @@ def test_channels_across_servers(
     spec: str, gpus: range | tuple[int, ...], rings: tuple[object, ...], chains: tuple[float, float]
 ) -> None:
     per_server = len(load(spec)[0].ranks) // 2
-    found = _on(spec, [*gpus, *(per_server + gpu for gpu in gpus)])
+    channels = _on(spec, [*gpus, *(per_server + gpu for gpu in gpus)])
     assert (
-        found.count,
-        found.gb_per_s_per_channel,
-        found.net_gb_per_s_per_channel,
-        found.kind,
-        found.net_kind,
+        channels.count,
+        channels.gb_per_s_per_channel,
+        channels.net_gb_per_s_per_channel,
+        channels.kind,
+        channels.net_kind,
     ) == rings
-    assert found.tree is not None
-    assert (found.tree.gb_per_s_per_channel, found.tree.net_gb_per_s_per_channel) == chains
-    assert found.servers == 2
+    assert channels.tree is not None
+    assert (channels.tree.gb_per_s_per_channel, channels.tree.net_gb_per_s_per_channel) == chains
+    assert channels.servers == 2
 
 
 def test_crossing_rings_keep_to_their_rail() -> None:
-    """8 cards of H100s: each ring leaves by its neighbour's card, and the next server takes it in by the same one."""
-    found = _on("4x hgx-h100")
+    """8 cards of H100s: each ring leaves by its neighbour's card and enters the next server by the same card."""
+    channels = _on("4x hgx-h100")
     entered: Counter[int] = Counter()
-    for ring in found.rings:
+    for ring in channels.rings:
         ends = [(ring[i] % 8, ring[i + 7] % 8) for i in range(0, 32, 8)]
         assert [out for _, out in ends] == [into for into, _ in (*ends[1:], ends[0])]
         entered.update(into for into, _ in ends)
@@ -213,23 +215,23 @@ def test_crossing_rings_keep_to_their_rail() -> None:
 
 def test_servers_that_differ_take_the_slower_ones_speed() -> None:
     """3 GPUs of one DGX-1V and 5 of the other, as in Blink (MLSys 2020, Fig 22a)."""
-    found = _on("2x dgx-1v @ 40Gbps", (0, 1, 2, 8, 9, 10, 11, 12))
-    assert (found.count, _busbw(found)) == (1, 5)
-    assert found.tree is not None
-    assert [sorted(order) for order in found.tree.orders[0]] == [[0, 1, 2], [8, 9, 10, 11, 12]]
+    channels = _on("2x dgx-1v @ 40Gbps", (0, 1, 2, 8, 9, 10, 11, 12))
+    assert (channels.count, _busbw(channels)) == (1, 5)
+    assert channels.tree is not None
+    assert [sorted(order) for order in channels.tree.orders[0]] == [[0, 1, 2], [8, 9, 10, 11, 12]]
 
 
 def test_one_gpu_per_server() -> None:
-    found = _on("4x hgx-h100", (0, 8, 16, 24))
-    assert (found.servers, found.kind) == (4, "LOC")
-    assert _busbw(found) == 48
+    channels = _on("4x hgx-h100", (0, 8, 16, 24))
+    assert (channels.servers, channels.kind) == (4, "LOC")
+    assert _busbw(channels) == 48
 
 
 def test_one_nvlink_domain_is_one_server() -> None:
-    """Two Grace Hoppers on one NVSwitch: their network is never asked."""
-    found = _on(str(files("blinkccl.topology").joinpath("fixtures", "two-grace-hopper.nccl.xml")))
-    assert (found.servers, found.net_kind) == (1, "")
-    assert _summary(found) == (12, 30, "NVL", True)
+    """Two Grace Hoppers on one NVSwitch do not use their network."""
+    channels = _on(str(files("blinkccl.topology").joinpath("fixtures", "two-grace-hopper.nccl.xml")))
+    assert (channels.servers, channels.net_kind) == (1, "")
+    assert _summary(channels) == (12, 30, "NVL", True)
 
 
 def test_many_gpus_without_a_switch_get_their_own_order() -> None:
@@ -245,20 +247,20 @@ def test_the_last_resort_of_nccl() -> None:
     box = Assembly("slow", "declared")
     gpus = box.add_many("gpu", 3, "GPU")
     box.join_all(gpus, box.add("host", "CPU"), Fraction(1, 4), "pcie")
-    found = search(box.finish(), gpus)
-    assert (found.count, _busbw(found)) == (1, 0.1)
-    assert found.rings[0] == (0, 1, 2)
+    channels = search(box.finish(), gpus)
+    assert (channels.count, _busbw(channels)) == (1, 0.1)
+    assert channels.rings[0] == (0, 1, 2)
 
 
 @pytest.mark.parametrize("spec", ["2x dgx-1v @ 0.8Gbps", "2x hgx-h100 @ 0.8Gbps"])
 def test_the_last_resort_across_servers(spec: str) -> None:
     """A network of 0.1 GB/s, with a card for all GPUs of a server and with one for each."""
-    found = _on(spec)
-    assert (found.count, _busbw(found)) == (1, 0.1)
+    channels = _on(spec)
+    assert (channels.count, _busbw(channels)) == (1, 0.1)
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOG if name not in ("mi250", "mi300x", "mac-studio")])
-def test_the_architecture_that_the_links_tell(name: str) -> None:
+def test_the_architecture_follows_from_the_links(name: str) -> None:
     expected = {"dgx-1p": "pascal", "dgx-a100": "ampere", "hgx-h100": "hopper", "hgx-h200": "hopper",
                 "dgx-b200": "blackwell", "gb200-nvl72": "blackwell", "dgx-spark": "ampere",
                 "pcie-4gpu-nvlink-pairs": "ampere", "pcie-8gpu-nvlink-pairs": "ampere"}  # fmt: skip
@@ -271,9 +273,9 @@ def test_more_nvlink_than_hoppers_is_a_blackwell() -> None:
     box.join_all(gpus, box.add("switch", "NVSwitch"), 900, "nvlink")
     topology = box.finish()
     assert guess_arch(topology) == "blackwell"
-    found = search(topology, gpus)
-    assert _busbw(found) <= ARCHS["blackwell"].lane_gb_per_s * 18
-    assert _busbw(found) > 0.9 * float(ARCHS["blackwell"].lane_gb_per_s * 18)
+    channels = search(topology, gpus)
+    assert _busbw(channels) <= ARCHS["blackwell"].lane_gb_per_s * 18
+    assert _busbw(channels) > 0.9 * float(ARCHS["blackwell"].lane_gb_per_s * 18)
 
 
 def test_the_same_job_has_the_same_channels() -> None:
@@ -282,7 +284,7 @@ def test_the_same_job_has_the_same_channels() -> None:
         assert search(again, gpus) == search(machine(name), tuple(reversed(gpus)))
 
 
-def test_jobs_that_nccl_cannot_have() -> None:
+def test_jobs_without_channels_are_refused() -> None:
     dgx = machine("dgx-1v")
     with pytest.raises(UnsupportedError, match="at least two GPUs"):
         search(dgx, (3,))

@@ -30,8 +30,8 @@ def _compare(library: Path, *arguments: str) -> None:
 
 def test_some_sets_beside_a_wheel_that_is_here() -> None:
     installed = [Path(entry, "nvidia", "nccl", "lib", "libnccl.so.2") for entry in sys.path]
-    kept = [wheel_cache() / version / "libnccl.so.2" for version in reversed(WHEELS)]
-    library = next((path for path in (*kept, *installed) if path.exists()), None)
+    cached = [wheel_cache() / version / "libnccl.so.2" for version in reversed(WHEELS)]
+    library = next((path for path in (*cached, *installed) if path.exists()), None)
     if library is None:
         pytest.skip("no NCCL here: python benchmarks/nccl_channels.py fetches it")
     _compare(library, "--machines", f"{MACHINES},{ACROSS}", "--sets", "4")
@@ -47,17 +47,17 @@ def test_all_sets_beside_every_wheel(version: str) -> None:
 
 
 def test_newer_versions_count_more_between_processors_of_amd() -> None:
-    """Two GPUs behind two processors have 15 of 16 GB/s, by NCCL's ladder, and later all 24; others are unchanged."""
+    """Two GPUs behind two processors get 15 of 16 GB/s on NCCL's ladder, later versions 24; other jobs are equal."""
     apart = next(job for job in nccl_channels.jobs(PAIRS_ON_AMD, None) if job.gpus == (0, 7))
-    found = [apart.expected(version) for version in ((2, 27), (2, 30), (2, 32), (2, 99))]
-    assert [one.count * one.gb_per_s_per_channel for one in found] == [15, 15, 24, 24]
+    channels = [apart.expected(version) for version in ((2, 27), (2, 30), (2, 32), (2, 99))]
+    assert [one.count * one.gb_per_s_per_channel for one in channels] == [15, 15, 24, 24]
     for name in ("dgx-1v", "dgx-a100", "pcie-8gpu"):
         job = next(job for job in nccl_channels.jobs(name, None) if job.gpus == (0, 2, 5, 7))
         assert job.expected((2, 32)) == job.expected((2, 30))
 
 
 def _as_found(job: nccl_channels.Job) -> tuple[Graph, Graph]:
-    """What the model finds, as NCCL would write it."""
+    """The model's channels in NCCL's form."""
     rings = search(job.one, job.gpus)
     assert rings.tree is not None
     own = (rings.count, rings.gb_per_s_per_channel, 0.0, rings.kind, "", rings.same, False, rings.rings)
@@ -66,11 +66,11 @@ def _as_found(job: nccl_channels.Job) -> tuple[Graph, Graph]:
     return Graph(*own), Graph(*tree)
 
 
-def test_whatever_differs_is_said() -> None:
+def test_every_difference_is_reported() -> None:
     job = next(job for job in nccl_channels.jobs("dgx-1v", None) if job.gpus == (1, 4, 5, 6))
     rings, chains = _as_found(job)
-    said = list(nccl_channels.differences(job, rings, chains))
-    assert said == []
+    differences = list(nccl_channels.differences(job, rings, chains))
+    assert differences == []
     for other in (replace(rings, count=3), replace(rings, gb_per_s=10.0), replace(rings, kind="SYS")):
         (sentence,) = nccl_channels.differences(job, other, chains)
         assert sentence.startswith("rings: NCCL ")

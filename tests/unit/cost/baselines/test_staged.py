@@ -1,4 +1,4 @@
-"""Staged transfers: through the host, and step by step; against formulas worked out by hand."""
+"""Staged transfers through the host and step by step, compared with formulas derived by hand."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_a_slow_link_to_the_host_is_shared_by_its_gpus() -> None:
     assert prepare_host_staged(asked("cedar"), slow).at(MIB).seconds - fast == pytest.approx(
         2 * MIB / 1e9 * (1 / 2.0 - 1 / PAGEABLE_GB_PER_S.value)
     )
-    # On a DGX-1 two GPUs share the link from their switch to the host; one alone has it to itself.
+    # On a DGX-1 two GPUs share the link from their switch to the host; a single GPU has the whole link.
     pair, apart = (prepare_host_staged(asked("dgx-1v", gpus=gpus), slow).at(MIB) for gpus in ("0,1", "0,2"))
     assert pair.seconds - apart.seconds == pytest.approx(2 * MIB / 1e9 / 2.0)
 
 
 @pytest.mark.parametrize("size", [4096, 64 * MIB])
 def test_a_plain_ring_takes_a_fixed_time_per_step(size: int) -> None:
-    """Among 8 GPUs behind one switch: 14 steps of S/8 each at 450 GB/s."""
+    """8 GPUs behind one switch take 14 steps of S/8 each at 450 GB/s."""
     at = prepare_plain_ring(asked("hgx-h100"), H100).at(size)
     assert at.seconds == pytest.approx(14 * (PLAIN_STEP_US.value * 1e-6 + size / 8 / 450e9), rel=1e-9)
 
@@ -73,10 +73,10 @@ def test_between_servers_a_step_goes_at_the_rate_of_a_send() -> None:
 
 
 def test_a_plain_ring_keeps_its_chunks_whole() -> None:
-    found = prepare_plain_ring(asked("hgx-h100"), H100)
-    assert isinstance(found, TimedPlan)
+    timed = prepare_plain_ring(asked("hgx-h100"), H100)
+    assert isinstance(timed, TimedPlan)
     for size in (0, 4, 1000, 4096, 10_000_019 * 4):
-        extents = found.simulate(size).translation.bound.extents
+        extents = timed.simulate(size).translation.bound.extents
         assert {extent.chunks for extent in extents} <= {0, 1}
 
 
@@ -90,11 +90,11 @@ def test_a_plain_ring_is_one_ring_in_the_order_of_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("prepare", "job", "conditions", "says"),
     [
-        (prepare_host_staged, asked("mist", "broadcast"), MIST, "does not serve broadcast"),
+        (prepare_host_staged, asked("mist", "broadcast"), MIST, "does not support broadcast"),
         (prepare_host_staged, asked("2x hgx-h100"), H100, "several"),
         (prepare_host_staged, asked("clique:4"), MIST, "no links join GPU 0"),
         (prepare_host_staged, asked("dgx-1v"), MIST, "no link class for pcie"),
-        (prepare_plain_ring, asked("mist", "reduce"), MIST, "does not serve reduce"),
+        (prepare_plain_ring, asked("mist", "reduce"), MIST, "does not support reduce"),
         (prepare_plain_ring, asked("dgx-1v", gpus="0,1,2,4"), MIST, "a hop from 2 to 4"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``auto``: what it leaves out would not have been faster, at any size; equal times go to the smaller plan."""
+"""``auto``: no candidate that it leaves out is faster at any size, and of equal times the smaller plan wins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from blinkccl.trees.forest.model import Forest
 from support.examples import ALL_TESTS
 from support.planned import asked, plan
 
-#: Of a sweep: what a start decides, what a hop, what blocks and what links.
+#: Sizes of a sweep, limited by the start, by hops, by blocks and by links.
 SIZES = [1 << k for k in (range(10, 32, 3) if ALL_TESTS else (12, 20, 26))]
 COLLECTIVES = ("allreduce", "broadcast", "allgather")
 SAMPLE = [
@@ -52,64 +52,64 @@ def auto(spec: str, gpus: str | None, collective: str, wanted: str | None = None
 
 @pytest.mark.parametrize(("spec", "gpus", "collective"), list(jobs()))
 def test_nothing_is_faster_than_auto(spec, gpus, collective):
-    """Nor than the runner-up, but the fastest; and what is not simulated takes its floor at least."""
-    found, everything = auto(spec, gpus, collective), auto(spec, gpus, collective)
+    """The order of the two fastest is exact, and candidates without a simulation take at least their floor."""
+    selected, everything = auto(spec, gpus, collective), auto(spec, gpus, collective)
     for size in SIZES:
         times = {one.name: one.at(size).seconds for one in everything.plans}
         assert all(floor_of(one)(size) <= times[one.name] for one in everything.plans)
-        choice = found.choose(size, places=2)
+        choice = selected.choose(size, places=2)
         best, second = (one.estimate.seconds for one in choice.timed[:2])
         assert [best, second] == pytest.approx(sorted(times.values())[:2], rel=1e-6)
-        assert found.at(size).seconds == best
+        assert selected.at(size).seconds == best
         assert {one.plan.name for one in choice.timed} | choice.floors_s.keys() == times.keys()
 
 
-def test_what_was_measured_is_compared_instead_and_nothing_else():
-    """In the cell's range; at another size than the cell's it is as many times the prediction."""
-    found = auto("dgx-1v", "0-3", "allreduce")
+def test_only_measured_candidates_are_compared_in_a_cell():
+    """At another size than the cell's the time is scaled in proportion to the prediction."""
+    predicted = auto("dgx-1v", "0-3", "allreduce")
     times = (Time("ring", "simple", 5e-5, 9), Time("ring", "ll", 4e-5, 9), Time("one_shot", "ll", 6e-5, 9))
     cell = Cell("allreduce", -1, (0, 1, 2, 3), 1 << 20, 1 << 20, 4 << 20, "2026-01-01", times)
-    told = replace(found, measured=(cell,))
-    choice = told.choose(1 << 20, places=2)
+    measured = replace(predicted, measured=(cell,))
+    choice = measured.choose(1 << 20, places=2)
     assert choice.measured is cell
     assert [(one.plan.name, one.estimate.seconds) for one in choice.timed] == [("ring", 4e-5), ("one_shot", 6e-5)]
     assert choice.best.estimate.algbw_gb_per_s == pytest.approx((1 << 20) / 4e-5 / 1e9)
     assert choice.best.estimate.detail.startswith("measured, ll; ")
-    ring = next(one for one in found.plans if one.name == "ring")
-    (larger,) = [one.estimate for one in told.choose(2 << 20).timed if one.plan.name == "ring"]
+    ring = next(one for one in predicted.plans if one.name == "ring")
+    (larger,) = [one.estimate for one in measured.choose(2 << 20).timed if one.plan.name == "ring"]
     assert larger.seconds == pytest.approx(4e-5 * ring.at(2 << 20).seconds / ring.at(1 << 20).seconds)
     assert larger.detail.startswith("measured at 1M, ll; ")
     for size in (1 << 19, 4 << 20):
-        assert told.choose(size).measured is None
-        assert told.choose(size).best.estimate.seconds == found.choose(size).best.estimate.seconds
+        assert measured.choose(size).measured is None
+        assert measured.choose(size).best.estimate.seconds == predicted.choose(size).best.estimate.seconds
 
 
-def test_a_cell_that_knows_none_of_the_plans_says_nothing():
-    found = auto("dgx-1v", "0-3", "allreduce")
+def test_a_cell_without_times_of_the_plans_is_ignored():
+    predicted = auto("dgx-1v", "0-3", "allreduce")
     cell = Cell("allreduce", -1, (0, 1, 2, 3), 1 << 20, 1 << 20, 4 << 20, "2026-01-01", (Time("nccl", "", 1e-6, 9),))
-    choice = replace(found, measured=(cell,)).choose(1 << 20)
+    choice = replace(predicted, measured=(cell,)).choose(1 << 20)
     assert choice.measured is None
-    assert choice.best.estimate.seconds == found.choose(1 << 20).best.estimate.seconds
+    assert choice.best.estimate.seconds == predicted.choose(1 << 20).best.estimate.seconds
 
 
-def test_large_sizes_leave_out_what_cannot_win():
-    found = auto("dgx-1v", "1,4,5,6", "broadcast")
-    small, large = (found.choose(size) for size in (1 << 12, 1 << 28))
-    assert len(small.timed) == len(found.plans)
-    assert len(large.timed) + len(large.floors_s) == len(found.plans)
-    assert len(large.timed) < len(found.plans)
+def test_large_sizes_leave_out_candidates_that_cannot_win():
+    job = auto("dgx-1v", "1,4,5,6", "broadcast")
+    small, large = (job.choose(size) for size in (1 << 12, 1 << 28))
+    assert len(small.timed) == len(job.plans)
+    assert len(large.timed) + len(large.floors_s) == len(job.plans)
+    assert len(large.timed) < len(job.plans)
     assert large.best.estimate.seconds <= min(large.floors_s.values())
 
 
 def test_copies_are_chosen_among_too():
-    found = auto("dgx-1v", "0-3", "allreduce", COPY_ENGINES)
+    job = auto("dgx-1v", "0-3", "allreduce", COPY_ENGINES)
     for size in (1 << 14, 1 << 26):
-        assert found.at(size).seconds == min(one.at(size).seconds for one in found.plans)
+        assert job.at(size).seconds == min(one.at(size).seconds for one in job.plans)
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """A candidate that takes the same time at every size."""
+    """A candidate with the same time at every size."""
 
     name: str
     forest: Forest
@@ -120,7 +120,7 @@ class Fixed:
 
 
 def test_equal_times_go_to_fewer_shares_then_to_the_shallower_then_to_the_first():
-    """Also where floats differ in the last place."""
+    """Times that differ in the last place of floats are equal."""
     shallow, deep = (plan(algo, "dgx-1p", "0-3", "allreduce") for algo in ("one_hop", "ring"))
     few = replace(deep, shares=deep.shares[:2])
     assert len(few.shares) < len(shallow.shares)
@@ -136,6 +136,6 @@ def test_equal_times_go_to_fewer_shares_then_to_the_shallower_then_to_the_first(
 def test_links_that_a_calibration_does_not_know_are_an_error():
     request = asked("dgx-1v", gpus="0-3")
     nothing = Conditions(msgspec.structs.replace(calibration("nominal"), link=()))
-    found = prepare(request, nothing, code_of(request, COPY_ENGINES))
+    job = prepare(request, nothing, code_of(request, COPY_ENGINES))
     with pytest.raises(TopologyError, match="no link class"):
-        found.choose(1 << 20)
+        job.choose(1 << 20)

@@ -1,4 +1,4 @@
-"""One model of our code: what is left out never wins, and blink sim and libblink.so's planner say the same."""
+"""The model of kernels: protocols that are left out never win, and blink sim equals libblink.so's planner."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SIZES = [1 << k for k in range(10, 33)]
     st.tuples(*[st.floats(1e9, 1e12)] * 3).map(sorted),
     st.permutations(SIZES),
 )
-def test_what_is_not_timed_would_not_have_won(latencies_s, rates, sizes):
-    """Straight lines by rising rate and rising latency, asked in any order."""
+def test_protocols_that_are_not_timed_are_never_the_fastest(latencies_s, rates, sizes):
+    """Protocols are lines with ascending rate and latency, and sizes come in any order."""
 
     def seconds(protocol: str, size: int) -> float:
         place = KINDS.index(protocol)
@@ -41,18 +41,18 @@ def test_what_is_not_timed_would_not_have_won(latencies_s, rates, sizes):
         timed.append((protocol, size))
         return PredictedTime(seconds(protocol, size), 16)
 
-    found = FastestProtocol(KINDS, time)
+    fastest = FastestProtocol(KINDS, time)
     for size in sizes:
         best = min(seconds(one, size) for one in KINDS if size <= MOST_BYTES[one])
-        assert found.at(size)[1].seconds == best
+        assert fastest.at(size)[1].seconds == best
     assert len(timed) <= sum(size <= MOST_BYTES[one] for one in KINDS for size in sizes)
 
 
 def plan(spec: str, algo: str, collective: str = "allreduce", gpus: str | None = None) -> KernelPlan:
     request = asked(spec, collective, gpus)
-    found = candidates(code_of(request))[algo].prepare(request, Conditions(calibration("nominal")))
-    assert isinstance(found, KernelPlan)
-    return found
+    prepared = candidates(code_of(request))[algo].prepare(request, Conditions(calibration("nominal")))
+    assert isinstance(prepared, KernelPlan)
+    return prepared
 
 
 @pytest.mark.parametrize(("spec", "algo"), [("dgx-1v", "optimal"), ("hgx-h100", "one_hop"), ("pcie-8gpu", "ring")])
@@ -70,11 +70,11 @@ def test_the_fastest_protocol_is_that_of_all(spec, algo):
 
 
 def test_sim_and_the_planner_of_nccl_programs_say_the_same():
-    """As long as the planner's budget of tasks suffices."""
+    """The times are equal if the planner's budget of tasks suffices."""
     topology = parse_spec("dgx-1v")
     gpu, one = gpu_of(topology), plan("dgx-1v", "optimal", gpus="0-3")
-    found = programs(JobPlacement(topology, (0, 1, 2, 3)), ("optimal",), gpu.blocks, {})
-    rows = table(found, 4, Terms(gpu.capability, gpu.blocks), None).choices
+    planned = programs(JobPlacement(topology, (0, 1, 2, 3)), ("optimal",), gpu.blocks, {})
+    rows = table(planned, 4, Terms(gpu.capability, gpu.blocks), None).choices
     for row in rows:
         if row.collective == "allreduce" and 0 < row.least < 1 << 20:
             estimate = one.at(row.least)
@@ -83,8 +83,8 @@ def test_sim_and_the_planner_of_nccl_programs_say_the_same():
 
 
 def test_a_sweep_of_a_whole_dgx_1p_no_longer_trails_nccl():
-    """By copies of 10 µs each it was behind at every size; at equal costs of a hop shallow trees win small sizes."""
+    """With copies of 10 µs each it is slower at every size; with equal costs of a hop shallow trees win small sizes."""
     kernels, nccl = plan("dgx-1p", "optimal"), candidates(Code(None))["nccl-2.30"]
-    theirs = nccl.prepare(asked("dgx-1p", "allreduce", None), Conditions(calibration("nominal")))
+    baseline = nccl.prepare(asked("dgx-1p", "allreduce", None), Conditions(calibration("nominal")))
     for size in (4 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20):
-        assert kernels.at(size).seconds < theirs.at(size).seconds
+        assert kernels.at(size).seconds < baseline.at(size).seconds

@@ -1,4 +1,4 @@
-"""Other trees for a job beside its default's: who wins at small sizes, and at large ones."""
+"""Other trees for a job beside its default's: the fastest at small and at large sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_fewer_trees_that_are_shallower_win_at_small_sizes_and_lose_at_large_one
     assert large.best.plan.name not in fewer
 
 
-def test_what_the_default_lacks_of_the_rate_is_there_for_large_sizes() -> None:
+def test_large_sizes_get_the_rate_that_the_default_lacks() -> None:
     request = asked("2x dgx-a100", "allgather")
     auto = prepare(request, Conditions(calibration_for(request.topology)), code_of(request))
     default, exact = (one.forest for one in auto.plans if one.name in ("optimal", "optimal --objective exact"))
@@ -38,5 +38,5 @@ def test_fewer_trees_that_are_no_shallower_are_not_candidates() -> None:
     request = asked("dgx-1v", "allgather")
     default = plan(on_stores(request))
     assert list(fewer_trees(request, default))
-    found = beside(request, Conditions(calibration_for(request.topology)), code_of(request), default)
-    assert not [one.name for one in found]
+    others = beside(request, Conditions(calibration_for(request.topology)), code_of(request), default)
+    assert not [one.name for one in others]

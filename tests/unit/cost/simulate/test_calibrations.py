@@ -1,4 +1,4 @@
-"""Calibrations: each machine of the catalog has one, every number says where it is from, and bad files are refused."""
+"""Calibrations: each machine of the catalog has one, every number has a source, and bad files are refused."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def numbers(part):
 
 @pytest.mark.parametrize("name", calibration_names())
 def test_every_number_says_where_it_is_from(name):
-    found = calibration(name)
-    assert found.name == name
-    assert found.about
-    listed = list(numbers(found))
+    read = calibration(name)
+    assert read.name == name
+    assert read.about
+    listed = list(numbers(read))
     assert len(listed) >= 4
     assert all(len(number.source) >= 5 for number in listed)
 
@@ -66,11 +66,11 @@ def test_every_number_says_where_it_is_from(name):
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_machine_has_one_that_knows_all_its_links(name):
     topology = machine(name)
-    found = calibration_for(topology)
-    assert found.name != FALLBACK
-    assert name in found.machines
+    calibrated = calibration_for(topology)
+    assert calibrated.name != FALLBACK
+    assert name in calibrated.machines
     for link in topology.links:
-        cost = link_cost(found, link)
+        cost = link_cost(calibrated, link)
         assert 0.5 * link.gb_per_s < cost.rate / 1e9 < 1.15 * link.gb_per_s, link
         assert cost.duplex_rate <= cost.rate
 
@@ -94,13 +94,13 @@ def test_no_machine_is_claimed_twice_and_none_is_unknown():
     assert set(claimed.values()) == {1}
 
 
-def test_nominal_serves_whatever_there_is():
+def test_nominal_serves_every_machine():
     assert calibration_for(parse_spec("ring:8")).name == FALLBACK
     assert all(calibration(FALLBACK).serves(machine(name)) for name in CATALOG)
 
 
 def busbw(spec, gpus, collective, name=None, links="fast"):
-    """What rings reach with 1 GiB, GB/s: of NCCL 2.4 where its calibration is named, else of the machine's own."""
+    """GB/s of rings with 1 GiB: NCCL 2.4's with its calibration as ``name``, else those of the machine's own."""
     request = asked(spec, collective, gpus, links=links)
     conditions = Conditions(calibration_for(request.topology))
     if name:
@@ -129,7 +129,7 @@ def busbw(spec, gpus, collective, name=None, links="fast"):
         ("pcie-8gpu-nvlink-pairs", (0, 1), "allreduce", None, 200.0, 208.5),
     ],
 )
-def test_simulated_rings_reach_what_was_measured(spec, gpus, collective, name, least, most):
+def test_simulated_rings_reach_the_measured_rate(spec, gpus, collective, name, least, most):
     assert least <= busbw(spec, gpus, collective, name) <= most
 
 
@@ -138,14 +138,14 @@ def test_pcie_is_slower_between_sockets():
     assert 7.25 <= busbw("dgx-1v", None, "allreduce", "nccl-2.4-v100", "pcie") <= 7.5
 
 
-def test_a_small_allreduce_of_nccl_takes_what_its_logs_say():
-    """20.9 us by Simple, of which a slice that is reduced was not known to take 16; NCCL takes LL there."""
+def test_a_small_allreduce_of_nccl_takes_the_time_of_its_logs():
+    """Simple takes 20.9 us, of which the 16 us for a reduced slice were once unknown; NCCL uses LL at this size."""
     ring = candidates()["nccl-2.4"].prepare(asked("dgx-1v", "allreduce", (0, 1)), Conditions(calibration(FALLBACK)))
     assert "LL" in ring.at(1024).detail
     assert 15e-6 <= ring.at(1024).seconds <= 21.2e-6
 
 
-def test_copies_of_a_p100_take_what_was_measured():
+def test_copies_of_a_p100_take_the_measured_time():
     request = asked("dgx-1p", "sendrecv", (0, 1))
     plan = ALGORITHMS["optimal"].plan(request)
     size = 1 << 24
@@ -226,7 +226,7 @@ def test_the_ends_of_ranges_are_read(change):
     assert parse_calibration(GOOD.replace(*change, 1), "x").name == "good"
 
 
-def test_a_missing_class_names_the_link_and_what_there_is():
+def test_a_missing_class_names_the_link_and_the_classes():
     good = parse_calibration(GOOD, "x")
     assert not good.serves(machine("dgx-1v"))
     pcie = next(link for link in machine("dgx-1v").links if link.kind == "pcie")

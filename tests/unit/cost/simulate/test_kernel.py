@@ -1,6 +1,6 @@
-"""The kernels on cases that can be worked out by hand, and against each other bit for bit.
+"""The kernels on cases with results by hand, and compared with each other bit by bit.
 
-Rates here are bytes per second of one digit, so that all times are exact in binary.
+Rates are one-digit bytes per second, so that all times are exact in binary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from support.workload_rows import ActorRow, HopRow, workload
 
 @pytest.fixture(scope="module", params=["python", "native"])
 def run(request):
-    """Either kernel."""
+    """The native kernel, or the reference in Python."""
     return {"python": reference_kernel.run, "native": kernel.run}[request.param]
 
 
@@ -51,7 +51,7 @@ def chain(
 
 
 def fan(count: int, *, sizes: tuple[int, ...] = (), weights: tuple[float, ...] = ()) -> Workload:
-    """``count`` pairs of actors, all of whose transfers cross one link."""
+    """``count`` pairs of actors whose transfers all cross one link."""
     sizes, weights = sizes or (8,) * count, weights or (1.0,) * count
     actors = [ActorRow(1, sizes[i // 2]) for i in range(2 * count)]
     hops = [HopRow(2 * i, 2 * i + 1, (0,), weight=weights[i]) for i in range(count)]
@@ -84,7 +84,7 @@ def test_the_receiver_knows_when_the_signal_is_there(run, sharing) -> None:
     done = run(chain(2, signal_s=0.25), sharing, True)
     assert done.seconds == 2 * (2 + 0.25)
     assert ends(done) == [2.0, 4.25]
-    assert [row[6] for row in rows(done.trace)] == [-1, 0]  # it lets the next hop begin
+    assert [row[6] for row in rows(done.trace)] == [-1, 0]  # the next hop begins with it
 
 
 def test_no_links_and_no_bytes_cost_their_latency(run, sharing) -> None:
@@ -135,19 +135,19 @@ def test_a_shorter_last_chunk_takes_less(run, sharing) -> None:
 
 
 def test_a_sender_waits_while_its_slots_hold_messages(run, sharing) -> None:
-    """Hop 0 takes 1 and hop 1 takes 4; the relay takes a message, and then waits for a slot of hop 1 to pass it on."""
+    """Hop 0 takes 1 and hop 1 takes 4: the relay receives a message, then waits for a slot of hop 1 to forward it."""
     begins = {}
     for slots in (1, 2):
         done = run(chain(2, chunks=7, rates=(8.0, 2.0), slots=slots), sharing, True)
         begins[slots] = [row[3] for row in rows(done.trace) if row[0] == 0]
         assert done.seconds == 1 + 7 * 4
-    # Hop 1 ends at 5, 9, 13, …: then the relay goes on, takes the next message, and hop 0 has a slot.
+    # Hop 1 ends at 5, 9, 13, …: then the relay continues with the next message, and hop 0 has a slot.
     assert begins[1] == [0.0, 1.0, 2.0, 5.0, 9.0, 13.0, 17.0]
     assert begins[2] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0]
 
 
-def test_slots_hold_messages_that_nobody_has_taken(run, sharing) -> None:
-    """A receiver that waits for a slow sender first lets a fast one fill its slots and then wait."""
+def test_slots_hold_messages_that_are_not_received_yet(run, sharing) -> None:
+    """While a receiver waits for a slow sender, a fast sender fills its slots and then waits."""
     actors = [ActorRow(3, 8), ActorRow(3, 8), ActorRow(3, 8, receives=(0, 1))]
     hops = [HopRow(0, 2, (0,)), HopRow(1, 2, (1,), slots=2)]
     done = run(workload(actors, hops, (1.0, 8.0)), sharing, True)
@@ -157,7 +157,7 @@ def test_slots_hold_messages_that_nobody_has_taken(run, sharing) -> None:
 
 
 def stored(chunks: int, slots: int, rates: tuple[float, float] = (4.0, 4.0)) -> Workload:
-    """A sender, a memory with ``slots``, and a receiver that reads from there."""
+    """A sender, a memory with ``slots``, and a receiver that reads from the memory."""
     hops = [HopRow(0, 1, (0,), slots=slots), HopRow(1, 2, (1,), slots=1, frees=0)]
     return workload([ActorRow(chunks, 8)] * 3, hops, rates)
 
@@ -167,8 +167,8 @@ def test_store_and_forward_takes_a_chunk_more_and_with_one_slot_twice_as_long(ru
     assert run(stored(7, slots), sharing).seconds == seconds
 
 
-def test_what_is_stored_keeps_its_slot_until_it_has_been_read(run, sharing) -> None:
-    """Writing takes 1, reading 4: from then on a slot is free whenever a message has been read, at 5, 9, 13, …"""
+def test_a_stored_message_keeps_its_slot_until_it_has_been_read(run, sharing) -> None:
+    """Writing takes 1, reading 4: a slot becomes free after each read, at 5, 9, 13, …"""
     done = run(stored(5, 2, (8.0, 2.0)), sharing, True)
     assert [row[3] for row in rows(done.trace) if row[0] == 0] == [0.0, 1.0, 5.0, 9.0, 13.0]
     assert [row[3] for row in rows(done.trace) if row[0] == 1] == [1.0, 5.0, 9.0, 13.0, 17.0]
@@ -220,21 +220,21 @@ def test_fair(run, case) -> None:
 
 
 def test_fifo_serves_one_transfer_after_the_other(run) -> None:
-    """The holder is what the link was busy with; weights mean nothing."""
+    """The holder is the transfer that used the link; weights have no effect."""
     done = run(fan(3, sizes=(8, 4, 16), weights=(1.0, 9.0, 1.0)), "fifo", True)
     moves = [(row[4], row[5], row[7]) for row in rows(done.trace)]
     assert moves == [(0.0, 2.0, -1), (2.0, 3.0, 0), (3.0, 7.0, 1)]
 
 
 def test_fifo_serves_in_the_order_of_beginning(run) -> None:
-    """The first in line has the longer latency: the link waits for it."""
+    """The first transfer has the longer latency, and the link waits for it."""
     hops = [HopRow(0, 1, latency_s=3.0), HopRow(2, 3, latency_s=1.0)]
     done = run(workload([ActorRow(1, 8)] * 4, hops, (4.0,)), "fifo", True)
     assert [(row[3], row[4], row[5]) for row in rows(done.trace)] == [(0.0, 3.0, 5.0), (0.0, 5.0, 7.0)]
 
 
 def test_fifo_lets_a_transfer_wait_at_each_link_of_its_path(run) -> None:
-    """Cut-through over links that others hold: it is on link 0 at once, on link 1 when that is free."""
+    """Cut-through over busy links: the transfer is on link 0 at once, and on link 1 when that becomes free."""
     hops = [HopRow(0, 1, (1,)), HopRow(2, 3, (0, 1)), HopRow(4, 5, (0,))]
     done = run(workload([ActorRow(1, 8)] * 6, hops, (4.0, 2.0)), "fifo", True)
     # Link 1: the first until 4, the second until 8. Link 0: the second until 2, the third until 4.
@@ -242,8 +242,8 @@ def test_fifo_lets_a_transfer_wait_at_each_link_of_its_path(run) -> None:
     assert done.trace.held_s.tolist() == [0.0, 4.0, 2.0]
 
 
-def test_a_fifo_link_serves_who_comes_first_not_who_asked_first(run) -> None:
-    """The second was asked for before the third, but has to wait for link 0: meanwhile link 1 serves the third."""
+def test_a_fifo_link_serves_in_the_order_of_arrival_not_of_request(run) -> None:
+    """The second was requested before the third but waits for link 0, so link 1 serves the third first."""
     hops = [HopRow(0, 1, (0,)), HopRow(2, 3, (0, 1)), HopRow(4, 5, (1,))]
     done = run(workload([ActorRow(1, 8)] * 6, hops, (2.0, 4.0)), "fifo", True)
     assert ends(done) == [4.0, 8.0, 2.0]
@@ -254,7 +254,7 @@ def test_a_fifo_link_serves_who_comes_first_not_who_asked_first(run) -> None:
 
 
 def test_a_stream_does_one_thing_after_the_other(run, sharing) -> None:
-    """Two sends over links of their own: side by side in two streams, in turn in one."""
+    """Two sends over separate links run concurrently in two streams, and in turn in one."""
     actors = [ActorRow(1, 8)] * 3
     for streams, seconds in (((0, 1), 2.5), ((0, 0), 5.0)):
         hops = [HopRow(0, head, (head - 1,), stream=streams[head - 1], latency_s=0.5) for head in (1, 2)]
@@ -269,7 +269,7 @@ def test_an_actor_sends_in_its_own_order(run, sharing) -> None:
 
 
 def test_an_execution_takes_its_turn_in_the_stream_of_the_send(run, sharing) -> None:
-    """Combine and forward: 0.5 + 8/8 in the stream before each copy of 2; the stream has no gap after the first."""
+    """Reduce and forward: 0.5 + 8/8 in the stream before each copy of 2; the stream has no gap after the first."""
     actors = [ActorRow(3, 8), ActorRow(3, 8, stream=1, launch_s=0.5, pace_s_per_byte=1 / 8), ActorRow(3, 8)]
     done = run(workload(actors, [HopRow(0, 1, (0,)), HopRow(1, 2, (1,))], (4.0, 4.0)), sharing, True)
     assert done.seconds == 2 + 3 * (1.5 + 2)
@@ -288,34 +288,34 @@ def test_an_execution_in_a_stream_of_its_own_overlaps_with_the_sends(run, sharin
     assert done.seconds == 2 + 1.5 + 2 + 2 * 2
 
 
-def test_the_last_thing_may_be_an_execution(run, sharing) -> None:
+def test_the_last_event_may_be_an_execution(run, sharing) -> None:
     actors = [ActorRow(1, 8), ActorRow(1, 8, stream=1, launch_s=0.5)]
     done = run(workload(actors, [HopRow(0, 1)], (4.0,)), sharing, True)
     assert done.seconds == done.actor_s[1] == 2.5
     assert [row[0] for row in rows(done.trace)] == [0, -1]
 
 
-def test_copy_engines_limit_what_is_under_way(run, sharing) -> None:
-    """Four sends over links of their own take 2.5 each; an engine is held from the latency on."""
+def test_copy_engines_limit_transfers_in_flight(run, sharing) -> None:
+    """Four sends over separate links take 2.5 each; an engine is in use from the latency on."""
     for engines, seconds in ((1, 10.0), (2, 5.0), (3, 5.0), (4, 2.5)):
         actors = [ActorRow(1, 8)] * 5
         hops = [HopRow(0, i + 1, (i,), pool=0, latency_s=0.5) for i in range(4)]
         assert run(workload(actors, hops, (4.0,) * 4, (engines,)), sharing).seconds == seconds
 
 
-def test_copy_engines_go_to_who_asked_first(run, sharing) -> None:
-    """Actor 2 asks while the engine is busy, then actor 0's stream for its second chunk."""
+def test_copy_engines_are_assigned_in_the_order_of_requests(run, sharing) -> None:
+    """Actor 2 requests the busy engine before actor 0's stream requests it for its second chunk."""
     actors = [ActorRow(2, 8), ActorRow(2, 8), ActorRow(1, 8, start_s=1.0), ActorRow(1, 8)]
     hops = [HopRow(0, 1, (0,), pool=0), HopRow(2, 3, (1,), pool=0)]
     done = run(workload(actors, hops, (4.0, 4.0), (1,)), sharing)
     assert done.actor_s.tolist() == [0.0, 6.0, 1.0, 4.0]
 
 
-# Ranks that come late.
+# Ranks that start late.
 
 
-def test_a_receiver_that_comes_late_takes_nothing_before(run, sharing) -> None:
-    """Two messages fill the slots at 2 and 4; the relay takes them from 9 on."""
+def test_a_late_receiver_receives_nothing_before_its_start(run, sharing) -> None:
+    """Two messages fill the slots at 2 and 4; the relay receives them from 9 on."""
     actors = [ActorRow(3, 8), ActorRow(3, 8, start_s=9.0), ActorRow(3, 8)]
     done = run(workload(actors, [HopRow(0, 1, (0,)), HopRow(1, 2, (1,))], (4.0, 4.0)), sharing, True)
     assert [row[3] for row in rows(done.trace) if row[0] == 0] == [0.0, 2.0, 9.0]
@@ -323,20 +323,20 @@ def test_a_receiver_that_comes_late_takes_nothing_before(run, sharing) -> None:
     assert done.seconds == 15.0
 
 
-# What the trace says.
+# The trace.
 
 
-def test_the_trace_names_what_let_each_task_begin(run, sharing) -> None:
-    """A relay with a cost: start, landing, stream, execution, stream."""
+def test_the_trace_names_the_cause_of_each_begin(run, sharing) -> None:
+    """Causes of a relay with a cost: start, arrival, stream, execution, stream."""
     actors = [ActorRow(2, 8), ActorRow(2, 8, stream=1, launch_s=0.5), ActorRow(2, 8)]
     hops = [HopRow(0, 1, (0,), latency_s=0.5), HopRow(1, 2, (1,), latency_s=0.5)]
     done = run(workload(actors, hops, (4.0, 4.0)), sharing, True)
     assert rows(done.trace) == [
-        (0, 0, 0, 0.0, 0.5, 2.5, -1, -1),  # the start let it begin
+        (0, 0, 0, 0.0, 0.5, 2.5, -1, -1),  # begins at the start
         (0, 0, 1, 2.5, 3.0, 5.0, 0, -1),  # the stream was busy with task 0
-        (-1, 1, 0, 2.5, 2.5, 3.0, 0, -1),  # message 0 landed
+        (-1, 1, 0, 2.5, 2.5, 3.0, 0, -1),  # message 0 arrived
         (1, 1, 0, 3.0, 3.5, 5.5, 2, -1),  # the execution was done
-        (-1, 1, 1, 5.5, 5.5, 6.0, 3, -1),  # message 1 landed at 5, the stream was free after task 3
+        (-1, 1, 1, 5.5, 5.5, 6.0, 3, -1),  # message 1 arrived at 5, the stream was free after task 3
         (1, 1, 1, 6.0, 6.5, 8.5, 4, -1),
     ]
 
@@ -349,7 +349,7 @@ def test_the_cause_of_a_begin_may_be_a_slot_or_an_engine(run, sharing) -> None:
         (0, 1, 1.0, 0),
         (0, 2, 2.0, 2),
         (1, 1, 5.0, 1),
-        (0, 3, 5.0, 1),  # the stream was idle: what it waited for is the slot that the end of task 1 gave back
+        (0, 3, 5.0, 1),  # the idle stream waited for the slot that the end of task 1 freed
         (1, 2, 9.0, 4),
         (1, 3, 13.0, 6),
     ]
@@ -361,7 +361,7 @@ def test_the_cause_of_a_begin_may_be_a_slot_or_an_engine(run, sharing) -> None:
 
 @examples(60)
 @given(seed=st.integers(0, 2**32))
-def test_traces_hang_together(run, sharing, seed) -> None:
+def test_traces_are_consistent(run, sharing, seed) -> None:
     given_ = random_workload(Random(seed))
     done = run(given_, sharing, True)
     trace = done.trace
@@ -371,10 +371,10 @@ def test_traces_hang_together(run, sharing, seed) -> None:
     assert (trace.move_s <= trace.end_s).all()
     assert done.seconds == max(trace.end_s.max(), done.actor_s.max())
     assert (trace.move_s[trace.hop < 0] == trace.begin_s[trace.hop < 0]).all()
-    # What lets a task begin ended, or arrived, at that moment at the latest.
+    # The cause of a task ended, or arrived, at its begin at the latest.
     caused = trace.cause >= 0
     assert (trace.end_s[trace.cause[caused]] <= trace.begin_s[caused]).all()
-    # Each actor's tasks of one hop are its chunks in order, one after the other in its stream.
+    # Each actor's tasks of one hop are its chunks in order, in sequence in its stream.
     for hop in range(len(given_.hops.tail)):
         mine = trace.hop == hop
         assert trace.chunk[mine].tolist() == list(range(int(given_.actors.chunks[given_.hops.tail[hop]])))
@@ -384,11 +384,11 @@ def test_traces_hang_together(run, sharing, seed) -> None:
     assert not held.any() or sharing == "fifo"
 
 
-# What is wrong with a workload.
+# Faults of workloads.
 
 
 def circle() -> Workload:
-    """Two actors that each wait for the other's message first."""
+    """Two actors that wait for each other's message first."""
     return workload([ActorRow(2, 8)] * 2, [HopRow(0, 1), HopRow(1, 0)], (4.0,))
 
 
@@ -397,7 +397,7 @@ def circle() -> Workload:
     [
         (circle(), 0, "0 of 2", 0.0),
         (chain(2, chunks=3, slots=0), 0, "0 of 3", 0.0),
-        # Both wait for chunk 1: the head for a message that its tail, out of slots, cannot send.
+        # Both wait for chunk 1: the head waits for a message that its tail cannot send without a slot.
         (
             workload(
                 [ActorRow(2, 8, sends=(0, 1)), ActorRow(2, 8, receives=(1, 0)), ActorRow(1, 8), ActorRow(1, 8)],
@@ -408,7 +408,7 @@ def circle() -> Workload:
             "0 of 2",
             10.0,
         ),
-        # A message that arrives after the last end, and an actor that starts after it.
+        # A message arrives after the last end, and an actor starts after the message.
         (
             workload([ActorRow(1, 8)] * 4, [HopRow(0, 1, slots=0), HopRow(2, 3, signal_s=0.5)], (4.0,)),
             *(0, "0 of 1", 2.5),
@@ -458,13 +458,13 @@ def test_both_kernels_give_the_same_bits_on_programs(sharing, seed, latencies, m
 @examples(150)
 @given(seed=st.integers(0, 2**32))
 def test_both_kernels_give_the_same_bits_at_one_instant(sharing, seed) -> None:
-    """Costs of one digit: ties decide the order, and must be decided the same way."""
+    """Costs of one digit cause ties, which both kernels must decide in the same way."""
     random = Random(seed)
     assert_same_bits(coarse(random, random_workload(random)), sharing)
 
 
 def coarse(random: Random, given_: Workload) -> Workload:
-    """The same actors and hops with costs of few values, zero among them."""
+    """The same actors and hops with few values of costs, zero among them."""
     actors, hops = given_.actors, given_.hops
 
     def few(like: np.ndarray, *values: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Fits: they find what times were made of, and say what times do not tell; a written calibration gives them back."""
+"""Fits: they recover the numbers behind times, report undetermined ones, and survive a written calibration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = [1 << power for power in range(12, 31, 3)]
 
 
 def made(collective, ranks, alpha_us, beta_gb_per_s, sizes=SIZES, model="ring", noise=lambda: 0.0):
-    """Times that are what the model says, up to ``noise``."""
+    """Times of the model, up to ``noise``."""
     steps, factor = cost(model, collective, ranks)
     return [
         Measurement(collective, ranks, size,
@@ -42,76 +42,76 @@ def made(collective, ranks, alpha_us, beta_gb_per_s, sizes=SIZES, model="ring", 
         ("whole", "sendrecv", 2, 1, 1.0),
     ],
 )
-def test_what_a_collective_costs(model, collective, ranks, steps, factor):
+def test_the_cost_of_a_collective(model, collective, ranks, steps, factor):
     assert cost(model, collective, ranks) == (steps, factor)
 
 
 @pytest.mark.parametrize("model", ["ring", "whole"])
 @pytest.mark.parametrize(("alpha_us", "beta_gb_per_s"), [(9.84, 18.37), (20.9, 22.75), (0.3, 370.0), (300.0, 0.5)])
-def test_what_times_were_made_of_is_found(model, alpha_us, beta_gb_per_s):
+def test_the_numbers_behind_times_are_recovered(model, alpha_us, beta_gb_per_s):
     sizes = [round(alpha_us * beta_gb_per_s * 1e3 * 10.0**power) for power in range(-3, 4)]  # around α · β
-    found = fit(made("allreduce", 8, alpha_us, beta_gb_per_s, sizes, model), model)
-    assert found.alpha_us == pytest.approx(alpha_us, rel=1e-9)
-    assert found.beta_gb_per_s == pytest.approx(beta_gb_per_s, rel=1e-9)
-    assert found.max_relative_error < 1e-9
-    assert (found.points, found.sizes, found.warnings) == (7, 7, ())
+    line = fit(made("allreduce", 8, alpha_us, beta_gb_per_s, sizes, model), model)
+    assert line.alpha_us == pytest.approx(alpha_us, rel=1e-9)
+    assert line.beta_gb_per_s == pytest.approx(beta_gb_per_s, rel=1e-9)
+    assert line.max_relative_error < 1e-9
+    assert (line.points, line.sizes, line.warnings) == (7, 7, ())
 
 
-def test_all_errors_count_alike():
+def test_all_errors_have_equal_weight():
     draw = random.Random(5)
-    found = fit(made("allgather", 4, 12.0, 40.0, SIZES * 20, noise=lambda: draw.uniform(-0.1, 0.1)))
-    assert found.alpha_us == pytest.approx(12.0, rel=0.03)
-    assert found.beta_gb_per_s == pytest.approx(40.0, rel=0.03)
-    assert 0.05 < found.max_relative_error < 0.15
-    assert found.sizes == len(SIZES)
+    line = fit(made("allgather", 4, 12.0, 40.0, SIZES * 20, noise=lambda: draw.uniform(-0.1, 0.1)))
+    assert line.alpha_us == pytest.approx(12.0, rel=0.03)
+    assert line.beta_gb_per_s == pytest.approx(40.0, rel=0.03)
+    assert 0.05 < line.max_relative_error < 0.15
+    assert line.sizes == len(SIZES)
 
 
 def test_the_worst_size_is_named():
     times = made("broadcast", 2, 10.0, 20.0)
     times[2] = Measurement("broadcast", 2, times[2].size_bytes, times[2].seconds * 2)
-    found = fit(times)
-    assert found.worst_size_bytes == times[2].size_bytes
-    assert found.max_relative_error > 0.25
-    assert "one line fits to" in found.warnings[0]
-    assert f"worst at {times[2].size_bytes:,} bytes" in found.warnings[0]
+    line = fit(times)
+    assert line.worst_size_bytes == times[2].size_bytes
+    assert line.max_relative_error > 0.25
+    assert "one line fits to" in line.warnings[0]
+    assert f"worst at {times[2].size_bytes:,} bytes" in line.warnings[0]
 
 
 def test_collectives_and_ranks_may_be_mixed():
     mixed = made("allreduce", 2, 7.0, 30.0) + made("allreduce", 16, 7.0, 30.0) + made("broadcast", 4, 7.0, 30.0)
-    found = fit(mixed)
-    assert (found.alpha_us, found.beta_gb_per_s) == (pytest.approx(7.0), pytest.approx(30.0))
+    line = fit(mixed)
+    assert (line.alpha_us, line.beta_gb_per_s) == (pytest.approx(7.0), pytest.approx(30.0))
 
 
 def test_one_fit_for_each_collective():
-    found = fits(made("broadcast", 4, 5.0, 10.0) + made("allreduce", 4, 7.0, 30.0))
-    assert list(found) == ["broadcast", "allreduce"]
-    assert [one.beta_gb_per_s for one in found.values()] == [pytest.approx(10.0), pytest.approx(30.0)]
+    lines = fits(made("broadcast", 4, 5.0, 10.0) + made("allreduce", 4, 7.0, 30.0))
+    assert list(lines) == ["broadcast", "allreduce"]
+    assert [one.beta_gb_per_s for one in lines.values()] == [pytest.approx(10.0), pytest.approx(30.0)]
 
 
 @pytest.mark.parametrize("sizes", [[4096], [4096, 1 << 30], [4096, 4096, 1 << 30]])
 def test_two_sizes_determine_nothing(sizes):
-    found = fit(made("allreduce", 2, 10.0, 20.0, sizes))
-    assert (found.alpha_us, found.beta_gb_per_s) == (None, None)
-    assert "neither α nor β is determined; measure at least 3" in found.warnings[0]
+    line = fit(made("allreduce", 2, 10.0, 20.0, sizes))
+    assert (line.alpha_us, line.beta_gb_per_s) == (None, None)
+    assert "neither α nor β is determined; measure at least 3" in line.warnings[0]
 
 
 def test_large_sizes_do_not_determine_the_latency():
-    found = fit(made("allreduce", 2, 10.0, 20.0, [1 << 24, 1 << 26, 1 << 28]))
-    assert found.alpha_us is None
-    assert found.beta_gb_per_s == pytest.approx(20.0)
-    assert found.warnings[0].startswith("α is not determined by 16,777,216 to 268,435,456 bytes: its standard error is")
-    assert None in (found.alpha_us, found.beta_gb_per_s)
+    line = fit(made("allreduce", 2, 10.0, 20.0, [1 << 24, 1 << 26, 1 << 28]))
+    assert line.alpha_us is None
+    assert line.beta_gb_per_s == pytest.approx(20.0)
+    assert line.warnings[0].startswith("α is not determined by 16,777,216 to 268,435,456 bytes: its standard error is")
+    assert None in (line.alpha_us, line.beta_gb_per_s)
 
 
 def test_small_sizes_do_not_determine_the_bandwidth():
-    found = fit(made("allreduce", 2, 10.0, 20.0, [64, 512, 4096]))
-    assert found.beta_gb_per_s is None
-    assert found.alpha_us == pytest.approx(10.0)
-    assert found.warnings[0].startswith("β is not determined by 64 to 4,096 bytes: its standard error is")
+    line = fit(made("allreduce", 2, 10.0, 20.0, [64, 512, 4096]))
+    assert line.beta_gb_per_s is None
+    assert line.alpha_us == pytest.approx(10.0)
+    assert line.warnings[0].startswith("β is not determined by 64 to 4,096 bytes: its standard error is")
 
 
 def test_no_number_is_negative():
-    # Faster than in proportion: a free line would begin below zero. Slower at first: it would end below zero.
+    # Superlinear times: a free line would begin below zero. Sublinear times: its slope would be negative.
     sizes = [1 << n for n in range(20, 28)]
     rising = fit([Measurement("broadcast", 2, size, size**1.5 * 1e-12) for size in sizes])
     slopes = np.asarray([size**-0.5 * 1e12 for size in sizes])  # bytes per second at each size
@@ -128,22 +128,22 @@ def test_no_other_line_is_closer(seed):
     draw = random.Random(seed)
     times = [Measurement("broadcast", 2, 1 << n, math.exp(draw.gauss(0, 0.3)) * (1e-5 + 2.0**n * 1e-10))
              for n in range(10, 30)]  # fmt: skip
-    found = fit(times)
+    line = fit(times)
     size = np.asarray([float(one.size_bytes) for one in times])
     seconds = np.asarray([one.seconds for one in times])
 
     def distance(alpha_s, s_per_byte):
         return float(np.sum(((alpha_s + s_per_byte * size) / seconds - 1) ** 2))
 
-    assert found.alpha_us is not None
-    assert found.beta_gb_per_s is not None
-    alpha_s, s_per_byte = found.alpha_us * 1e-6, 1e-9 / found.beta_gb_per_s
+    assert line.alpha_us is not None
+    assert line.beta_gb_per_s is not None
+    alpha_s, s_per_byte = line.alpha_us * 1e-6, 1e-9 / line.beta_gb_per_s
     least = distance(alpha_s, s_per_byte)
     for _ in range(200):
         assert distance(alpha_s * draw.uniform(0, 2), s_per_byte * draw.uniform(0, 2)) >= least
 
 
-def test_what_cannot_be_fitted_is_refused():
+def test_measurements_without_a_fit_are_refused():
     with pytest.raises(UnsupportedError, match="nothing to fit"):
         fit([])
     with pytest.raises(UnsupportedError, match="alltoall has no ring; use --algo whole"):
@@ -160,8 +160,8 @@ def test_calibrations_are_written_as_they_are_read(name):
 
 
 def test_texts_survive_writing():
-    found = fit(made("allreduce", 2, 10.0, 20.0))
-    odd = fitted_calibration(found, 'a "quoted" \\ näme', "net", 12.5, "x\x07y\x7f\ud800.log")
+    line = fit(made("allreduce", 2, 10.0, 20.0))
+    odd = fitted_calibration(line, 'a "quoted" \\ näme', "net", 12.5, "x\x07y\x7f\ud800.log")
     read = parse_calibration(calibration_text(odd), "x")
     assert read == odd
     assert read.engine.issue_us.source == "measured: x?y??.log, 7 sizes"
@@ -178,7 +178,7 @@ def test_a_fit_becomes_a_calibration():
 def test_a_simulated_ring_takes_the_fitted_times_again(model):
     times = made("allreduce", 4, 6.0, 20.0, model=model)
     written = fitted_calibration(fit(times, model), "mine", "nvlink", 25.0, "x.log")
-    ring = ALGORITHMS["ring"].plan(asked("oneway:4"))  # one way round, so that all of S is in one ring
+    ring = ALGORITHMS["ring"].plan(asked("oneway:4"))  # one direction, so that all of S is in one ring
     for one in times:
         again = planned("ring", ring, Conditions(written, chunk_bytes=one.size_bytes)).at(one.size_bytes)
         assert again.seconds == pytest.approx(one.seconds, rel=1e-4)
@@ -195,23 +195,25 @@ def test_a_simulated_ring_takes_the_fitted_times_again(model):
         (("a\nb", "nvlink", 25.0, "x"), r"name has the control character U\+000A"),
     ],
 )
-def test_what_cannot_be_written_is_refused(arguments, message):
+def test_calibrations_that_cannot_be_written_are_refused(arguments, message):
     with pytest.raises(UnsupportedError, match=message):
         fitted_calibration(fit(made("allreduce", 2, 10.0, 20.0)), *arguments)
 
 
-def test_what_was_not_determined_is_not_written():
-    found = fit(made("allreduce", 2, 10.0, 20.0, [1 << 24, 1 << 26, 1 << 28]))
+def test_undetermined_numbers_are_not_written():
+    line = fit(made("allreduce", 2, 10.0, 20.0, [1 << 24, 1 << 26, 1 << 28]))
     with pytest.raises(UnsupportedError, match=r"no calibration can be written: .*α is not determined"):
-        fitted_calibration(found, "mine", "nvlink", 25.0, "x.log")
+        fitted_calibration(line, "mine", "nvlink", 25.0, "x.log")
 
 
 def test_a_latency_is_known_as_soon_as_its_error_is_small():
-    """Steps of a third of the time at every size, which a rule of what takes longer would not have let count."""
-    sizes = [round(2 * 10.0 * 20.0 * 1e3 * times) for times in (2, 3, 5, 8)]  # S where bytes take so many times longer
-    found = fit(made("allreduce", 2, 10.0, 20.0, sizes))
-    assert found.alpha_us == pytest.approx(10.0)
-    assert found.warnings == ()
+    """Steps take a third of the time at every size, which a rule by the longer part would ignore."""
+    sizes = [
+        round(2 * 10.0 * 20.0 * 1e3 * times) for times in (2, 3, 5, 8)
+    ]  # S where bytes take ``times`` times as long as steps
+    line = fit(made("allreduce", 2, 10.0, 20.0, sizes))
+    assert line.alpha_us == pytest.approx(10.0)
+    assert line.warnings == ()
 
 
 def test_noise_makes_a_latency_unknown():
@@ -227,7 +229,7 @@ def test_noise_makes_a_latency_unknown():
 
 
 def simulated(collective, ranks, alpha_us, beta_gb_per_s, sizes):
-    """What ``blink sim`` takes on a calibration of these numbers."""
+    """Times of ``blink sim`` on a calibration of these numbers."""
     line = Fit("ring", alpha_us, beta_gb_per_s, 0.0, 1, 1, 1)
     costs = fitted_calibration(line, "true", "nvlink", 25.0, "x")
     ring = planned("ring", ALGORITHMS["ring"].plan(asked(f"oneway:{ranks}", collective)), Conditions(costs))
@@ -240,35 +242,35 @@ def simulated(collective, ranks, alpha_us, beta_gb_per_s, sizes):
 )
 @pytest.mark.parametrize(("alpha_us", "beta_gb_per_s"), [(9.84, 18.37), (2.0, 240.0)])
 def test_simulated_times_come_back(collective, ranks, alpha_us, beta_gb_per_s):
-    """Within 5 % at every size, where the line alone is off by 33 % for a chain of 8."""
+    """The fit is within 5 % at every size, while the line alone is off by 33 % for a chain of 8."""
     times = simulated(collective, ranks, alpha_us, beta_gb_per_s, [1 << power for power in range(12, 31)])
     line = fit(times)
-    found = as_simulated(line, times)
-    assert found.max_relative_error <= min(0.05, line.max_relative_error + 0.005)
-    assert found.alpha_us == pytest.approx(alpha_us, rel=0.03)
-    assert found.beta_gb_per_s == pytest.approx(beta_gb_per_s, rel=0.03)
-    again = simulated(collective, ranks, found.alpha_us, found.beta_gb_per_s, [one.size_bytes for one in times])
+    ring = as_simulated(line, times)
+    assert ring.max_relative_error <= min(0.05, line.max_relative_error + 0.005)
+    assert ring.alpha_us == pytest.approx(alpha_us, rel=0.03)
+    assert ring.beta_gb_per_s == pytest.approx(beta_gb_per_s, rel=0.03)
+    again = simulated(collective, ranks, ring.alpha_us, ring.beta_gb_per_s, [one.size_bytes for one in times])
     errors = {one.size_bytes: abs(new.seconds / one.seconds - 1) for one, new in zip(times, again, strict=True)}
-    assert max(errors.values()) == pytest.approx(found.max_relative_error, abs=1e-4)
-    assert errors[found.worst_size_bytes] == pytest.approx(max(errors.values()), abs=1e-4)
+    assert max(errors.values()) == pytest.approx(ring.max_relative_error, abs=1e-4)
+    assert errors[ring.worst_size_bytes] == pytest.approx(max(errors.values()), abs=1e-4)
 
 
 def test_rings_of_several_sizes_share_their_numbers():
     sizes = [1 << power for power in range(12, 28, 2)]
     mixed = simulated("allreduce", 3, 5.0, 40.0, sizes) + simulated("broadcast", 6, 5.0, 40.0, sizes)
-    found = as_simulated(fit(mixed), mixed)
-    assert (found.alpha_us, found.beta_gb_per_s) == (pytest.approx(5.0, rel=0.03), pytest.approx(40.0, rel=0.03))
+    ring = as_simulated(fit(mixed), mixed)
+    assert (ring.alpha_us, ring.beta_gb_per_s) == (pytest.approx(5.0, rel=0.03), pytest.approx(40.0, rel=0.03))
 
 
-def test_what_is_no_ring_stays_a_line():
+def test_models_other_than_rings_stay_lines():
     times = made("alltoall", 4, 10.0, 20.0, model="whole")
     assert as_simulated(fit(times, "whole"), times) == fit(times, "whole")
     few = made("allreduce", 4, 10.0, 20.0, [4096, 8192])
     assert as_simulated(fit(few), few) == fit(few)
 
 
-def test_large_rings_stay_lines_and_that_is_said():
+def test_large_rings_stay_lines_with_a_warning():
     times = made("allreduce", 17, 10.0, 20.0)
-    found = as_simulated(fit(times), times)
-    assert found.alpha_us == fit(times).alpha_us
-    assert found.warnings == ("rings of more than 16 ranks are fitted as lines; times of blink sim may differ",)
+    line = as_simulated(fit(times), times)
+    assert line.alpha_us == fit(times).alpha_us
+    assert line.warnings == ("rings of more than 16 ranks are fitted as lines; times of blink sim may differ",)

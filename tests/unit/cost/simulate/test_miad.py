@@ -1,4 +1,4 @@
-"""The chunk-size search: by its rules, against every sequence of observations, and on simulated iterations."""
+"""The chunk-size search: its rules, its bounds for all sequences of observations, and simulated iterations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ often = examples(200)
 
 
 def observe_all(state: Miad, throughputs: Sequence[float]) -> list[Miad]:
-    """The states one after the other, until it is steady or there is nothing more to observe."""
+    """The states in order, until the search is steady or the observations end."""
     states = [state]
     for gb_per_s in throughputs:
         if states[-1].steady:
@@ -33,7 +33,7 @@ def observe_all(state: Miad, throughputs: Sequence[float]) -> list[Miad]:
 
 
 def settle(state: Miad, throughput: Callable[[float], float]) -> list[Miad]:
-    """The states of a search where throughput is a function of the chunk."""
+    """The states of a search with throughput as a function of the chunk."""
     states = [state]
     while not states[-1].steady:
         assert len(states) <= state.most_observations
@@ -95,7 +95,7 @@ searches = st.builds(
 
 @often
 @given(searches, st.lists(numbers, min_size=1, max_size=30))
-def test_it_ends_and_stays_in_bounds_whatever_it_observes(start: Miad, cycle: list[float]) -> None:
+def test_it_ends_and_stays_in_bounds_for_all_observations(start: Miad, cycle: list[float]) -> None:
     observations = [cycle[i % len(cycle)] for i in range(start.most_observations)]
     states = observe_all(start, observations)
     assert states[-1].steady
@@ -108,12 +108,12 @@ def test_it_ends_and_stays_in_bounds_whatever_it_observes(start: Miad, cycle: li
 @often
 @given(searches, st.integers(0, 60))
 def test_it_ends_where_throughput_turns_late(start: Miad, turn: int) -> None:
-    """The longest searches: a rise to the end, and a fall from there."""
+    """The longest searches rise to the end and then fall."""
     observations = [float(i) for i in range(turn)] + [turn - 1.0 - 1 / (2 + i) for i in range(start.most_observations)]
     assert observe_all(start, observations)[-1].steady
 
 
-#: Log-log slopes: how throughput changes with the chunk, never faster than the chunk itself.
+#: Log-log slopes of throughput over the chunk, at most 1.
 slopes = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8)
 
 
@@ -126,7 +126,7 @@ def test_one_peak_is_found_within_the_root_of_the_factor(
     peak = math.log(start.first_bytes) + place * math.log(start.most_bytes / start.first_bytes)
 
     def throughput(chunk: float) -> float:
-        """1 at the peak; the slope changes every factor of 1.5 away from it, and the last one stays."""
+        """1 at the peak; away from it the slope changes at every factor of 1.5, and the last slope stays."""
         away = math.log(chunk) - peak
         these, width = (falling if away > 0 else rising), math.log(1.5)
         left, lost = abs(away), 0.0
@@ -135,21 +135,21 @@ def test_one_peak_is_found_within_the_root_of_the_factor(
             left = max(0.0, left - width)
         return math.exp(-lost - these[-1] * left)
 
-    found = settle(start, throughput)[-1].chunk_bytes
-    assert throughput(found) >= 0.999 / math.sqrt(factor)
+    chunk_bytes = settle(start, throughput)[-1].chunk_bytes
+    assert throughput(chunk_bytes) >= 0.999 / math.sqrt(factor)
 
 
 @often
 @given(st.floats(1 * MIB, 64 * MIB), st.floats(1e-3, 1e3), st.sampled_from([1.5, 2.0, 4.0]))
 def test_on_pipelines_the_time_is_within_six_percent(peak: float, constant: float, factor: float) -> None:
-    """Time A/s + B·s + C: the chunk pipeline model, here with the least of A/s + B·s at ``peak``, where it is 2."""
+    """The time is A/s + B·s + C, as in the chunk pipeline model; A/s + B·s has its minimum of 2 at ``peak``."""
 
     def seconds(chunk: float) -> float:
         return peak / chunk + chunk / peak + constant
 
-    found = settle(Miad(factor=factor), lambda chunk: 1 / seconds(chunk))[-1].chunk_bytes
+    chunk_bytes = settle(Miad(factor=factor), lambda chunk: 1 / seconds(chunk))[-1].chunk_bytes
     most = (math.sqrt(factor) + 1 / math.sqrt(factor)) / 2
-    assert seconds(found) <= seconds(peak) * most * 1.0001
+    assert seconds(chunk_bytes) <= seconds(peak) * most * 1.0001
 
 
 @pytest.mark.parametrize("gpus", ["0,1,2,3", "0,1,2,6", "0,3,4,7", "0,1,4,5"])
@@ -177,7 +177,7 @@ def test_a_search_ends_with_the_best_of_its_trials() -> None:
     assert trials == search(program, network, COSTS, 20 * MB, start)
 
 
-def test_the_chunk_found_is_as_fast_as_any_number_of_equal_parts() -> None:
+def test_the_best_chunk_is_as_fast_as_any_number_of_equal_parts() -> None:
     network, program = pattern("chain-forward", 5)
     size_bytes = 8 * MB
 
@@ -190,51 +190,51 @@ def test_the_chunk_found_is_as_fast_as_any_number_of_equal_parts() -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, 4, 1 * MB, 30 * MB, 500 * MB])
 @pytest.mark.parametrize("name", ["broadcast", "allreduce"])
-def test_the_chunk_found_is_never_slower_than_the_closed_form(name: str, size_bytes: int) -> None:
+def test_the_best_chunk_is_never_slower_than_the_closed_form(name: str, size_bytes: int) -> None:
     program, network = lowered("optimal", "dgx-1v", name, "0-6")
-    found = best_chunk(program, network, COSTS, size_bytes)
+    best = best_chunk(program, network, COSTS, size_bytes)
     closed = simulate(program, network, COSTS, size_bytes).seconds
-    assert simulate(program, network, COSTS, size_bytes, chunk_bytes=found).seconds <= closed
+    assert simulate(program, network, COSTS, size_bytes, chunk_bytes=best).seconds <= closed
 
 
-def test_the_chunk_found_may_be_far_from_the_closed_form() -> None:
-    """0 → 1 has one lane and no next hop, 0 → 4 → 7 two lanes and time to spare: there is no pipeline to fill."""
+def test_the_best_chunk_may_be_far_from_the_closed_form() -> None:
+    """0 → 1 has one lane and no next hop, 0 → 4 → 7 two lanes and spare time, so no pipeline has to fill."""
     program, network = lowered("blink", "dgx-1v", "broadcast", "0,1,4,7")
-    found = best_chunk(program, network, COSTS, 64 * MB)
-    assert found > 3 * best_chunk_bytes(program, network, COSTS, 64 * MB)
-    at_found = simulate(program, network, COSTS, 64 * MB, chunk_bytes=found).seconds
+    best = best_chunk(program, network, COSTS, 64 * MB)
+    assert best > 3 * best_chunk_bytes(program, network, COSTS, 64 * MB)
+    at_found = simulate(program, network, COSTS, 64 * MB, chunk_bytes=best).seconds
     assert at_found < 0.98 * simulate(program, network, COSTS, 64 * MB).seconds
 
 
-def test_without_a_budget_the_closed_form_is_the_answer() -> None:
+def test_without_a_budget_the_closed_form_is_the_result() -> None:
     program, network = lowered("blink", "dgx-1v", "broadcast", "0-3")
-    found = best_chunk(program, network, COSTS, 100 * MB, budget=1)
-    assert found == best_chunk_bytes(program, network, COSTS, 100 * MB)
+    best = best_chunk(program, network, COSTS, 100 * MB, budget=1)
+    assert best == best_chunk_bytes(program, network, COSTS, 100 * MB)
 
 
 # The closed form's doubles and halves.
 
 
 def test_a_ring_is_cut_less_often_than_the_closed_form_says() -> None:
-    """All links of a ring are busy from the first chunk on: smaller ones fill nothing, and cost."""
+    """All links of a ring are busy from the first chunk on, so smaller chunks only add costs."""
     program, network = lowered("ring", "dgx-a100", "allreduce", "0-7")
     of = frame(program, network, COSTS)
     closed = simulate(program, network, COSTS, 8 << 20)
-    found = near_best(of, 8 << 20)
-    assert found.chunk_bytes >= 4 * closed.chunk_bytes
-    assert found.seconds < 0.85 * closed.seconds
+    near = near_best(of, 8 << 20)
+    assert near.chunk_bytes >= 4 * closed.chunk_bytes
+    assert near.seconds < 0.85 * closed.seconds
 
 
 @pytest.mark.parametrize("size_bytes", [0, 4, 1 * MB, 30 * MB, 500 * MB])
 @pytest.mark.parametrize("job", [("optimal", "dgx-1v", "allreduce", "0-6"), ("blink", "dgx-1v", "broadcast", "0-3")])
-def test_what_is_near_the_closed_form_is_no_slower(job: tuple[str, str, str, str], size_bytes: int) -> None:
+def test_chunks_near_the_closed_form_are_no_slower(job: tuple[str, str, str, str], size_bytes: int) -> None:
     program, network = lowered(*job)
-    found = near_best(frame(program, network, COSTS), size_bytes)
-    assert found.seconds <= simulate(program, network, COSTS, size_bytes).seconds
-    for chunk_bytes in (found.chunk_bytes // 2, 2 * found.chunk_bytes):
+    near = near_best(frame(program, network, COSTS), size_bytes)
+    assert near.seconds <= simulate(program, network, COSTS, size_bytes).seconds
+    for chunk_bytes in (near.chunk_bytes // 2, 2 * near.chunk_bytes):
         if chunk_bytes >= 16 * KIB:
             other = simulate(program, network, COSTS, size_bytes, chunk_bytes=chunk_bytes)
-            assert found.seconds <= 1.01 * other.seconds
+            assert near.seconds <= 1.01 * other.seconds
 
 
 def test_chunks_near_the_closed_form_keep_to_their_limits() -> None:

@@ -1,4 +1,4 @@
-"""Timing a program for a size: which chunk, within which budget, by which kernel, and what the numbers are called."""
+"""Timing of a program for a size: chunk, budget, kernel, and nccl-tests' names of the numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ JOBS = [
 
 
 def free(issue_us: float = 0.0) -> Calibration:
-    """A lane of NVLink reaches its 25 GB/s; a copy costs only what is said."""
+    """A calibration with 25 GB/s per lane of NVLink, and copies that cost ``issue_us`` alone."""
     return calibration_of(link_class("nvlink", 25.0, 25.0), issue_us=issue_us)
 
 
@@ -53,7 +53,7 @@ def chain(ranks: int = 2) -> tuple[Program, Topology]:
     return lower(broadcast_by_hand(topology, list(pairwise(range(ranks))))), topology
 
 
-# What is told of a run.
+# Results of a run.
 
 
 def test_a_copy_takes_its_bytes_over_the_rate() -> None:
@@ -66,7 +66,7 @@ def test_a_copy_takes_its_bytes_over_the_rate() -> None:
 
 
 def test_a_chain_is_a_pipeline() -> None:
-    """Three hops of 40 us + 5 us per chunk of 1 MB: 3 stages, and 9 more chunks."""
+    """Three hops of 40 us + 5 us per chunk of 1 MB take 3 stages and 9 more chunks."""
     timed = simulate(*chain(4), free(issue_us=5.0), 10 * MB, chunk_bytes=1 * MB)
     assert timed.seconds == pytest.approx((3 + 9) * 45e-6)
 
@@ -84,7 +84,7 @@ def test_nothing_takes_no_time() -> None:
     assert timed.outcome.transfers == 0
 
 
-def test_a_trace_is_kept_where_it_is_wanted() -> None:
+def test_a_trace_is_kept_on_request() -> None:
     timed = simulate(*chain(3), free(), 4 * MB, chunk_bytes=1 * MB, traced=True)
     assert timed.outcome.trace is not None
     assert len(timed.outcome.trace.end_s) == 8
@@ -110,8 +110,8 @@ def test_sizes_out_of_range_are_refused(size_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("name", "count"), [("allreduce", 1000), ("broadcast", 1000), ("allgather", 250), ("reduce_scatter", 250)]
 )
-def test_s_is_what_nccl_tests_prints(name: str, count: int) -> None:
-    """For AllGather and ReduceScatter all ranks' blocks together."""
+def test_s_is_the_size_of_nccl_tests(name: str, count: int) -> None:
+    """S is the sum of all ranks' blocks for AllGather and ReduceScatter."""
     program, _ = lowered("optimal", "clique:4", name)
     assert bind_bytes(program, 4000, 1024).count == count
     assert bind_bytes(program, 4000, 1024).itemsize == 4
@@ -130,7 +130,7 @@ def test_a_chunk_has_an_element_at_least() -> None:
 
 @pytest.mark.parametrize(("algo", "spec", "name"), JOBS)
 def test_tasks_are_counted_before_a_run(algo: str, spec: str, name: str) -> None:
-    """At least as many as there will be, and no more than twice as many."""
+    """The count is at least the number of tasks, and at most twice as large."""
     program, network = lowered(algo, spec, name)
     for size_bytes in (1000, 10 * MB):
         for named in ("nominal", "v100-copy-engine") if spec == "dgx-1v" and algo != "ring" else ("nominal",):
@@ -143,20 +143,20 @@ def test_tasks_are_counted_before_a_run(algo: str, spec: str, name: str) -> None
 
 
 def coarsely(budget: int, size_bytes: int = 100 * MB, chunk_bytes: int = 1 * MB, issue_us: float = 5.0) -> Simulation:
-    """A chain of four, estimated where the budget does not suffice."""
+    """A chain of four, estimated if the budget is too small."""
     settings = Settings(budget=budget)
     return simulate(*chain(4), free(issue_us), size_bytes, chunk_bytes=chunk_bytes, settings=settings)
 
 
 @pytest.mark.parametrize("budget", [7, 20, 60, 150, 599])
 def test_coarser_runs_keep_to_the_budget(budget: int) -> None:
-    """600 tasks in chunks of 1 MB: several are timed as one, with the fixed costs of all of them."""
+    """600 tasks in chunks of 1 MB: several chunks are timed as one, with the fixed costs of all."""
     exact = simulate(*chain(4), free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB)
     timed = coarsely(budget)
     assert timed.translation.bound.tasks <= budget
     assert 1 < timed.aggregated <= 100
     assert timed.chunk_bytes == exact.chunk_bytes == 1 * MB
-    # The pipeline fills more slowly: by its depth times the larger chunk at most.
+    # The pipeline fills more slowly, by at most its depth times the larger chunk.
     assert exact.seconds <= timed.seconds <= exact.seconds + 3 * timed.aggregated * 45e-6
 
 
@@ -169,25 +169,25 @@ def test_a_budget_that_suffices_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 4, 16, 31])
-def test_what_is_timed_as_one_is_counted_in_real_chunks(chunk_bytes: int) -> None:
-    """Binding rounds a chunk to 4 or 16 bytes: an estimate costs what the run of all of those chunks does."""
+def test_chunks_timed_as_one_are_counted_in_real_chunks(chunk_bytes: int) -> None:
+    """Binding rounds a chunk to 4 or 16 bytes, and an estimate costs as much as the run of all such chunks."""
     exact = simulate(*chain(4), free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes)
     timed = coarsely(2000, 1 << 16, chunk_bytes)
     assert timed.aggregated > 1
     assert timed.seconds == pytest.approx(exact.seconds, rel=0.03)
 
 
-def test_tasks_are_counted_before_anything_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+def test_tasks_are_counted_before_they_are_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: list[int] = []
     at = Frame.at
 
     def counted(self: Frame, bound: Bound) -> Translation:
-        made.append(bound.tasks)
+        tasks.append(bound.tasks)
         return at(self, bound)
 
     monkeypatch.setattr(Frame, "at", counted)
     assert simulate(*chain(), free(), 100 * MB, chunk_bytes=1000, settings=Settings(budget=20_000)).aggregated > 1
-    assert [0 < tasks <= 20_000 for tasks in made] == [True]
+    assert [0 < tasks <= 20_000 for tasks in tasks] == [True]
 
 
 @pytest.mark.parametrize("budget", [-1, 0, MAX_BUDGET + 1])
@@ -223,7 +223,7 @@ def test_the_chunk_is_the_best_of_the_model_unless_one_is_given() -> None:
 @pytest.mark.parametrize("issue_us", [2.0, 10.0])
 @pytest.mark.parametrize("size_bytes", [MB, 30 * MB, 1000 * MB])
 def test_no_chunk_is_better_for_a_chain(ranks: int, issue_us: float, size_bytes: int) -> None:
-    """On the chunk pipeline that it is derived from, the closed form is the optimum up to whole chunks."""
+    """On the chunk pipeline model the closed form is the optimum up to whole chunks."""
     program, network = chain(ranks)
     costs = free(issue_us)
     best = best_chunk_bytes(program, network, costs, size_bytes)
@@ -271,7 +271,7 @@ def test_a_library_that_is_named_and_unusable_is_an_error(monkeypatch: pytest.Mo
         kernel.run(workload, "fifo")
 
 
-# Sizes that people type.
+# Sizes as text.
 
 
 def test_sizes_are_typed_with_suffixes() -> None:
@@ -282,7 +282,7 @@ def test_sizes_are_typed_with_suffixes() -> None:
     ("text", "message"),
     [("many", "--size: "), ("-1", "--size: "), ("9223372036854775808", "--size 9223372036854775808: expected at most")],
 )
-def test_what_is_no_size_is_refused_by_the_name_of_the_option(text: str, message: str) -> None:
+def test_invalid_sizes_are_refused_with_the_name_of_the_option(text: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_size("--size", text)
     assert str(raised.value).startswith(message)

@@ -1,4 +1,4 @@
-"""The timeline says what the kernel did, and the critical path explains every second of it."""
+"""The timeline shows all tasks of the kernel, and the critical path explains every second."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_critical_path_is_the_whole_time_without_gaps(job: tuple[str, ...], 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair"])
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job[1]}-{job[0]}")
-def test_a_file_shows_everything_that_the_kernel_did(job: tuple[str, ...], sharing: str) -> None:
+def test_a_file_shows_all_tasks_of_the_kernel(job: tuple[str, ...], sharing: str) -> None:
     simulation = simulated(job, sharing)
     trace = written(simulation)
     bound, network = simulation.translation.bound, simulation.translation.network
@@ -75,7 +75,7 @@ def test_a_file_shows_everything_that_the_kernel_did(job: tuple[str, ...], shari
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair"])
 @pytest.mark.parametrize("job", JOBS[:5], ids=lambda job: f"{job[1]}-{job[0]}")
-def test_the_load_of_a_link_adds_up_to_its_bytes_and_ends_at_nothing(job: tuple[str, ...], sharing: str) -> None:
+def test_the_load_of_a_link_sums_to_its_bytes_and_ends_at_zero(job: tuple[str, ...], sharing: str) -> None:
     simulation = simulated(job, sharing)
     trace = written(simulation)
     uses = link_use(simulation)
@@ -94,7 +94,7 @@ def test_the_load_of_a_link_adds_up_to_its_bytes_and_ends_at_nothing(job: tuple[
         assert area == pytest.approx(use.bytes, rel=1e-3)
 
 
-def test_what_is_too_much_is_left_out_and_counted() -> None:
+def test_tasks_beyond_the_limit_are_left_out_and_counted() -> None:
     simulation = simulated(JOBS[0], "fifo")
     whole = TraceEvents()
     add_simulation(whole, simulation)

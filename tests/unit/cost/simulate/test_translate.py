@@ -1,4 +1,4 @@
-"""What a program becomes: its actors, hops, streams and links, with costs that can be worked out by hand."""
+"""The translation of a program: actors, hops, streams and links, with costs derived by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NVLINK = link_class("nvlink", 25.0, 20.0, 2.0, 0.5)
 
 
 def costs(*links: LinkClass, **engine: float) -> Calibration:
-    """A calibration for a test: a lane of NVLink reaches 20 GB/s, half of it where both directions are used."""
+    """A calibration with 20 GB/s per lane of NVLink, and half of it if both directions are used."""
     return calibration_of(*(links or (NVLINK,)), **engine)
 
 
@@ -43,24 +43,24 @@ def broadcast(topology: Topology, *trees: Sequence[Path], slots: int = 2) -> tup
 
 
 def chain_broadcast(slots: int = 2) -> tuple[Program, Topology]:
-    """0 → 1 → 2."""
+    """A broadcast over 0 → 1 → 2."""
     return broadcast(synthetic("chain:3"), ((0, 1), (1, 2)), slots=slots)
 
 
 def chain_reduce() -> tuple[Program, Topology]:
-    """2 → 1 → 0."""
+    """A reduce over 2 → 1 → 0."""
     share = Share(Fraction(1), 0, None, 0, Tree(0, ((2, 1), (1, 0))), None)
     return job(synthetic("chain:3"), Collective("reduce", 3, root=0), share)
 
 
 def translated(
-    made: tuple[Program, Topology],
+    translation: tuple[Program, Topology],
     calibration: Calibration,
     settings: Settings | None = None,
     count: int = 1000,
     chunk_bytes: int = 1600,
 ) -> Translation:
-    program, topology = made
+    program, topology = translation
     return translate(bind(program, count, 4, chunk_bytes), topology, calibration, settings)
 
 
@@ -68,22 +68,22 @@ def translated(
 
 
 def test_a_role_is_an_actor_and_a_queue_a_hop() -> None:
-    made = translated(chain_broadcast(), costs())
-    program, workload = made.bound.program, made.workload
+    translation = translated(chain_broadcast(), costs())
+    program, workload = translation.bound.program, translation.workload
     assert len(workload.actors.chunks) == len(program.roles) == 3
-    assert [(arc.tail, arc.head) for arc in made.legs] == list(
+    assert [(arc.tail, arc.head) for arc in translation.legs] == list(
         zip(workload.hops.tail.tolist(), workload.hops.head.tolist(), strict=True)
     )
-    for arc in made.legs:
+    for arc in translation.legs:
         assert arc.queue in program.roles[arc.tail].sends
         assert arc.queue in program.roles[arc.head].receives
-    ends = [(program.roles[a.tail].rank, program.roles[a.head].rank) for a in made.legs]
+    ends = [(program.roles[a.tail].rank, program.roles[a.head].rank) for a in translation.legs]
     assert sorted(ends) == [(0, 1), (1, 2)]
-    assert made.links == ((0, 1), (1, 2))
+    assert translation.links == ((0, 1), (1, 2))
 
 
 def test_chunks_and_bytes_are_those_of_the_bound_program() -> None:
-    """1000 floats in chunks of 400: the third has 200."""
+    """1000 floats in chunks of 400 have a third chunk of 200."""
     actors = translated(chain_broadcast(), costs()).workload.actors
     assert actors.chunks.tolist() == [3, 3, 3]
     assert actors.bytes.tolist() == [1600.0] * 3
@@ -91,7 +91,7 @@ def test_chunks_and_bytes_are_those_of_the_bound_program() -> None:
 
 
 def test_every_slice_has_its_own_chunks() -> None:
-    """Cut evenly, a slice of a quarter has as many chunks as one of three quarters."""
+    """With even chunks, a slice of a quarter has as many chunks as one of three quarters."""
     trees = Tree(0, ((0, 1), (1, 2))), Tree(0, ((0, 2), (2, 1)))
     weights = Fraction(3, 4), Fraction(1, 4)
     shares = [Share(weights[i], i, None, 0, None, trees[i]) for i in range(2)]
@@ -114,15 +114,15 @@ def test_an_empty_slice_moves_nothing() -> None:
 
 
 def test_receives_and_sends_keep_the_roles_order() -> None:
-    made = translated(broadcast(synthetic("clique:4"), ((0, 2), (0, 1), (1, 3))), costs())
-    actors = made.workload.actors
-    for number, role in enumerate(made.bound.program.roles):
+    translation = translated(broadcast(synthetic("clique:4"), ((0, 2), (0, 1), (1, 3))), costs())
+    actors = translation.workload.actors
+    for number, role in enumerate(translation.bound.program.roles):
         for of, hops, queues in (
             (actors.receives_of, actors.receives, role.receives),
             (actors.sends_of, actors.sends, role.sends),
         ):
             mine = hops[of[number] : of[number + 1]].tolist()
-            assert tuple(made.legs[hop].queue for hop in mine) == queues
+            assert tuple(translation.legs[hop].queue for hop in mine) == queues
 
 
 def test_slots_are_the_channels() -> None:
@@ -141,14 +141,16 @@ def test_a_shared_queue_is_a_hop_per_pair_of_roles() -> None:
     roles = [replace(x, channel=0, receives=merged(x.receives), sends=merged(x.sends)) for x in program.roles]
     roles.sort(key=lambda role: (role.rank, role.share))
     channel = replace(program.channels[0], shares=(0, 1))
-    made = translated((replace(program, queues=queues, roles=tuple(roles), channels=(channel,)), topology), costs())
-    assert [arc.queue for arc in made.legs] == [0, 0, 1, 1]
-    assert made.workload.hops.stream.tolist() == [0, 0, 1, 1]
+    translation = translated(
+        (replace(program, queues=queues, roles=tuple(roles), channels=(channel,)), topology), costs()
+    )
+    assert [arc.queue for arc in translation.legs] == [0, 0, 1, 1]
+    assert translation.workload.hops.stream.tolist() == [0, 0, 1, 1]
     for sharing in ("fifo", "fair"):
-        assert kernel.run(made.workload, sharing).transfers == made.workload.transfers == 8
+        assert kernel.run(translation.workload, sharing).transfers == translation.workload.transfers == 8
 
 
-# What transfers cost.
+# Costs of transfers.
 
 
 def test_a_lane_of_a_class_scales_with_the_link() -> None:
@@ -158,8 +160,8 @@ def test_a_lane_of_a_class_scales_with_the_link() -> None:
     for src, lanes in enumerate((1, 2, 3)):
         box.arc(src, src + 1, 25 * lanes, "nvlink")
     topology = box.finish()
-    made = translated(broadcast(topology, ((0, 1), (1, 2), (2, 3))), costs())
-    assert dict(zip(made.links, made.workload.rates.tolist(), strict=True)) == {
+    translation = translated(broadcast(topology, ((0, 1), (1, 2), (2, 3))), costs())
+    assert dict(zip(translation.links, translation.workload.rates.tolist(), strict=True)) == {
         (0, 1): pytest.approx(20e9),
         (1, 2): pytest.approx(40e9),
         (2, 3): pytest.approx(60e9),
@@ -173,21 +175,21 @@ def test_a_class_without_a_lane_is_a_part_of_any_rate() -> None:
 
 def test_a_link_used_both_ways_reaches_its_duplex_rate() -> None:
     up_and_down = Share(Fraction(1), 0, None, 0, Tree(0, ((1, 0), (2, 0))), Tree(0, ((0, 1), (1, 2))))
-    made = translated(job(synthetic("clique:3"), Collective("allreduce", 3), up_and_down), costs())
-    rates = dict(zip(made.links, made.workload.rates.tolist(), strict=True))
+    translation = translated(job(synthetic("clique:3"), Collective("allreduce", 3), up_and_down), costs())
+    rates = dict(zip(translation.links, translation.workload.rates.tolist(), strict=True))
     assert rates == {
         (1, 0): pytest.approx(10e9),
         (0, 1): pytest.approx(10e9),
-        (2, 0): pytest.approx(20e9),  # 0 → 2 is there, and this plan does not use it
+        (2, 0): pytest.approx(20e9),  # 0 → 2 exists, but this plan does not use it
         (1, 2): pytest.approx(20e9),
     }
 
 
 def test_links_of_a_combining_rank_keep_a_part_of_their_rate() -> None:
-    """A chain combines one neighbour's messages with its own data; a root with two children is what Fig 8 measures."""
+    """A chain reduces one neighbour's messages with its own data; Fig 8 measures a root with two children."""
     fan_in = Share(Fraction(1), 0, None, 0, Tree(0, ((1, 0), (2, 0))), None)
-    made = translated(job(synthetic("clique:3"), Collective("reduce", 3, root=0), fan_in), costs(combining=0.9))
-    assert made.workload.rates.tolist() == [pytest.approx(18e9)] * 2
+    translation = translated(job(synthetic("clique:3"), Collective("reduce", 3, root=0), fan_in), costs(combining=0.9))
+    assert translation.workload.rates.tolist() == [pytest.approx(18e9)] * 2
     assert translated(chain_reduce(), costs(combining=0.9)).workload.rates.tolist() == [pytest.approx(20e9)] * 2
     assert translated(chain_broadcast(), costs(combining=0.9)).workload.rates.tolist() == [pytest.approx(20e9)] * 2
 
@@ -208,15 +210,15 @@ def test_latency_is_the_issues_and_every_links() -> None:
 
 
 def test_copy_engines_are_pools_of_the_sending_ranks() -> None:
-    made = translated(chain_broadcast(), costs(copy_engines=2))
-    sources = [made.bound.program.queues[arc.queue].src for arc in made.legs]
-    assert made.workload.hops.pool.tolist() == sources
-    assert made.workload.pools.tolist() == [2, 2, 2]
+    translation = translated(chain_broadcast(), costs(copy_engines=2))
+    sources = [translation.bound.program.queues[arc.queue].src for arc in translation.legs]
+    assert translation.workload.hops.pool.tolist() == sources
+    assert translation.workload.pools.tolist() == [2, 2, 2]
     assert translated(chain_broadcast(), costs()).workload.hops.pool.tolist() == [-1, -1]
 
 
 def staged_copy(count: int, chunk_bytes: int, memory_gb_per_s: float = 0.0, latency_us: float = 2.0) -> Translation:
-    """From GPU 0 to 1 of Mist by the processor's memory alone."""
+    """A copy from GPU 0 to 1 of Mist through the processor's memory alone."""
     calibration = costs(link_class("nvlink", 25.0, 25.0, latency_us), memory_gb_per_s=memory_gb_per_s)
     flow = multi_path.plan(asked("mist", "sendrecv", "0,1"))
     program = lower(multi_path.forest_of(flow, multi_path.on_one_path((0, 4, 1))))
@@ -224,16 +226,16 @@ def staged_copy(count: int, chunk_bytes: int, memory_gb_per_s: float = 0.0, late
 
 
 def test_a_hosts_memory_is_a_link_of_both_legs() -> None:
-    made = staged_copy(1000, 400, memory_gb_per_s=60)
-    hops = made.workload.hops
-    paths = [[made.links[link] for link in hops.path[a:b]] for a, b in pairwise(hops.path_of.tolist())]
+    translation = staged_copy(1000, 400, memory_gb_per_s=60)
+    hops = translation.workload.hops
+    paths = [[translation.links[link] for link in hops.path[a:b]] for a, b in pairwise(hops.path_of.tolist())]
     assert paths == [[(0, 4), (4, 4)], [(4, 4), (4, 1)]]
-    assert made.workload.rates[made.links.index((4, 4))] == 60e9
+    assert translation.workload.rates[translation.links.index((4, 4))] == 60e9
     assert hops.latency_s.tolist() == [pytest.approx(2e-6)] * 2
     assert (4, 4) not in staged_copy(1000, 400).links
 
 
-def test_what_is_staged_goes_at_half_of_the_memorys_rate() -> None:
+def test_staged_copies_have_half_of_the_memorys_rate() -> None:
     for sharing in ("fifo", "fair"):
         free, limited = (
             kernel.run(staged_copy(25_000_000, 1_000_000, rate, 0.0).workload, sharing).seconds for rate in (0, 60)
@@ -242,30 +244,30 @@ def test_what_is_staged_goes_at_half_of_the_memorys_rate() -> None:
         assert limited == pytest.approx(2 * 100e6 / 60e9, rel=0.02)
 
 
-# What executions cost, and in which stream.
+# Costs and streams of executions.
 
 
-def combining(made: Translation) -> list[int]:
-    """The actors that combine."""
-    return [number for number, stream in enumerate(made.workload.actors.stream.tolist()) if stream >= 0]
+def combining(translation: Translation) -> list[int]:
+    """The actors that reduce."""
+    return [number for number, stream in enumerate(translation.workload.actors.stream.tolist()) if stream >= 0]
 
 
 def test_a_role_combines_in_the_stream_of_its_first_send() -> None:
-    made = translated(chain_reduce(), costs(reduce_us=4, reduce_gb_per_s=100))
-    roles, actors = made.bound.program.roles, made.workload.actors
-    assert [roles[number].rank for number in combining(made)] == [0, 1]
-    for number in combining(made):
+    translation = translated(chain_reduce(), costs(reduce_us=4, reduce_gb_per_s=100))
+    roles, actors = translation.bound.program.roles, translation.workload.actors
+    assert [roles[number].rank for number in combining(translation)] == [0, 1]
+    for number in combining(translation):
         assert actors.launch_s[number] == pytest.approx(4e-6)
         assert actors.pace_s_per_byte[number] == pytest.approx(1e-11)
         sends = actors.sends[actors.sends_of[number] : actors.sends_of[number + 1]].tolist()
         if sends:
-            assert actors.stream[number] == made.workload.hops.stream[sends[0]]
+            assert actors.stream[number] == translation.workload.hops.stream[sends[0]]
         else:
-            assert actors.stream[number] not in made.workload.hops.stream.tolist()
-    assert made.workload.streams == 3
+            assert actors.stream[number] not in translation.workload.hops.stream.tolist()
+    assert translation.workload.streams == 3
 
 
-def test_who_only_passes_on_or_combines_for_nothing_needs_no_turn() -> None:
+def test_forwarding_and_free_reductions_need_no_stream() -> None:
     assert combining(translated(chain_broadcast(), costs(reduce_us=4, reduce_gb_per_s=100))) == []
     assert combining(translated(chain_reduce(), costs())) == []
     assert len(combining(translated(chain_reduce(), costs(reduce_us=4)))) == 2
@@ -273,20 +275,22 @@ def test_who_only_passes_on_or_combines_for_nothing_needs_no_turn() -> None:
 
 
 def test_n_operands_take_as_long_as_they_are_read_and_written() -> None:
-    """Two children and the own data: three reads and a write, against two and one."""
+    """Two children and the own data need three reads and a write, against two and one."""
     fan_in = Share(Fraction(1), 0, None, 0, Tree(0, ((1, 0), (2, 0))), None)
-    made = translated(job(synthetic("clique:3"), Collective("reduce", 3, root=0), fan_in), costs(reduce_gb_per_s=100))
-    [root] = combining(made)
-    assert made.workload.actors.pace_s_per_byte[root] == pytest.approx(1e-11 * 4 / 3)
+    translation = translated(
+        job(synthetic("clique:3"), Collective("reduce", 3, root=0), fan_in), costs(reduce_gb_per_s=100)
+    )
+    [root] = combining(translation)
+    assert translation.workload.actors.pace_s_per_byte[root] == pytest.approx(1e-11 * 4 / 3)
 
 
-def test_a_chain_takes_what_the_module_says() -> None:
-    """Per stage issue + bytes/rate (+ reduce): the sum, and (k − 1) times the longest."""
-    made = translated(chain_reduce(), costs(issue_us=5, reduce_us=4, reduce_gb_per_s=100), count=1200)
+def test_a_chain_takes_the_time_of_the_pipeline_model() -> None:
+    """A stage takes issue + bytes/rate (+ reduce); a chain takes their sum and (k − 1) times the longest."""
+    translation = translated(chain_reduce(), costs(issue_us=5, reduce_us=4, reduce_gb_per_s=100), count=1200)
     copy_s = 7e-6 + 1600 / 20e9
     combine_s = 4e-6 + 1600 / 100e9
     for sharing in ("fifo", "fair"):
-        taken = kernel.run(made.workload, sharing).seconds
+        taken = kernel.run(translation.workload, sharing).seconds
         assert taken == pytest.approx(copy_s + 3 * (combine_s + copy_s) + combine_s)
 
 
@@ -305,20 +309,24 @@ def test_each_tree_has_a_stream_per_link() -> None:
 
 
 def test_reused_streams_serve_trees_at_the_same_depth() -> None:
-    made = translated(two_trees(), costs(), Settings(streams="reused"))
-    assert made.workload.streams == 5
-    queues = made.bound.program.queues
-    first = {int(made.workload.hops.stream[h]) for h, arc in enumerate(made.legs) if queues[arc.queue].path == (0, 1)}
+    translation = translated(two_trees(), costs(), Settings(streams="reused"))
+    assert translation.workload.streams == 5
+    queues = translation.bound.program.queues
+    first = {
+        int(translation.workload.hops.stream[h])
+        for h, arc in enumerate(translation.legs)
+        if queues[arc.queue].path == (0, 1)
+    }
     assert len(first) == 1
     apart = broadcast(synthetic("clique:4"), ((0, 2), (2, 3), (3, 1)), ((0, 3), (3, 1), (1, 2)))
     assert translated(apart, costs(), Settings(streams="reused")).workload.streams == 6
 
 
-# How links are shared.
+# Sharing of links.
 
 
-def weights(made: Translation) -> list[float]:
-    return made.workload.hops.weight.tolist()
+def weights(translation: Translation) -> list[float]:
+    return translation.workload.hops.weight.tolist()
 
 
 def test_first_come_and_fair_links_know_no_weights() -> None:
@@ -329,26 +337,26 @@ def test_first_come_and_fair_links_know_no_weights() -> None:
 
 
 def test_unfair_links_give_the_first_tree_most() -> None:
-    made = translated(two_trees(), costs(), Settings("unfair"))
-    queues = made.bound.program.queues
+    translation = translated(two_trees(), costs(), Settings("unfair"))
+    queues = translation.bound.program.queues
     by_share = {
-        made.bound.program.roles[arc.tail].share: weights(made)[h]
-        for h, arc in enumerate(made.legs)
+        translation.bound.program.roles[arc.tail].share: weights(translation)[h]
+        for h, arc in enumerate(translation.legs)
         if queues[arc.queue].path == (0, 1)
     }
     assert by_share == {0: 1.0, 1: 1.0 / UNFAIRNESS}
-    assert made.settings.kernel_sharing == "fair"
+    assert translation.settings.kernel_sharing == "fair"
 
 
-# When ranks start.
+# Starts of ranks.
 
 
 def test_roles_start_after_their_launch() -> None:
-    made = translated(chain_broadcast(), costs(launch_us=10))
-    assert made.workload.actors.start_s.tolist() == [pytest.approx(1e-5)] * len(made.bound.program.roles)
+    translation = translated(chain_broadcast(), costs(launch_us=10))
+    assert translation.workload.actors.start_s.tolist() == [pytest.approx(1e-5)] * len(translation.bound.program.roles)
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -358,12 +366,12 @@ def test_roles_start_after_their_launch() -> None:
         ({"streams": "one"}, "^unknown streams 'one'; expected one of per-tree, reused$"),
     ],
 )
-def test_settings_that_there_are_not_are_refused(fields: dict[str, str], message: str) -> None:
+def test_unknown_settings_are_refused(fields: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Settings(**fields)
 
 
-def test_a_link_that_is_not_there_is_named() -> None:
+def test_a_missing_link_is_named() -> None:
     program, topology = chain_broadcast()
     cut = replace(topology, links=tuple(link for link in topology.links if (link.src, link.dst) != (1, 2)))
     with pytest.raises(TopologyError, match="the program sends over a link 1 → 2, which chain:3 does not have"):
@@ -382,12 +390,12 @@ def test_ends_of_a_queue_that_do_not_fit_are_named() -> None:
         translated((deaf, topology), costs())
 
 
-# What the workload says of itself.
+# Totals of the workload.
 
 
 def test_totals_are_those_of_the_plan() -> None:
-    made = translated(chain_reduce(), costs(reduce_us=1))
-    workload = made.workload
+    translation = translated(chain_reduce(), costs(reduce_us=1))
+    workload = translation.workload
     assert (workload.transfers, workload.executions, workload.tasks) == (6, 6, 12)
     assert workload.hop_bytes.tolist() == [4000.0, 4000.0]
     assert workload.link_bytes.tolist() == [4000.0, 4000.0]
@@ -399,11 +407,11 @@ def test_totals_are_those_of_the_plan() -> None:
 def test_bytes_on_links_are_weights_times_size(algo: str, spec: str) -> None:
     program, network = lowered(algo, spec, "allreduce")
     parts = [part.stop - part.start for part in program.slices]
-    size = 16 * lcm(*(part.denominator for part in parts))  # every slice is whole 16-byte groups
-    made = translate(bind(program, size // 4, 4, 4096), network, costs())
-    wanted: dict[tuple[int, int], Fraction] = dict.fromkeys(made.links, Fraction(0))
+    size = 16 * lcm(*(part.denominator for part in parts))  # every slice is a multiple of 16 bytes
+    translation = translate(bind(program, size // 4, 4, 4096), network, costs())
+    expected: dict[tuple[int, int], Fraction] = dict.fromkeys(translation.links, Fraction(0))
     for role in program.roles:
         for queue in role.sends:
             for pair in pairwise(program.queues[queue].path):
-                wanted[pair] += parts[role.slice] * size
-    assert made.workload.link_bytes.tolist() == [float(wanted[pair]) for pair in made.links]
+                expected[pair] += parts[role.slice] * size
+    assert translation.workload.link_bytes.tolist() == [float(expected[pair]) for pair in translation.links]
