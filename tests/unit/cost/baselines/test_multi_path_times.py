@@ -83,7 +83,7 @@ def test_the_splits_of_a_table_are_used() -> None:
     other = PathTable("", "", "").merged(PairSplits(1, 0, (on_one_path((1, 0)),)))
     assert prepare_multi_path(request, Conditions(calibration("mist"), paths=other)).row == multi_path("mist").row
     wrong = PathTable("", "", "").merged(PairSplits(0, 1, (on_one_path((0, 5, 1)),)))
-    with pytest.raises(UnsupportedError, match="which mist does not have"):
+    with pytest.raises(UnsupportedError, match="mist has no link 0 → 5"):
         prepare_multi_path(request, Conditions(calibration("mist"), paths=wrong))
 
 
