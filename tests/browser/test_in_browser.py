@@ -1,4 +1,4 @@
-"""The page in a real browser: clicks, keys, no request, no complaint, and what people with other eyes meet."""
+"""The page in a real browser: clicks, keys, no requests, no errors, and accessibility."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.planned import plan
 
 pytestmark = needs("chromium")
 
-#: What axe-core calls findings that keep people out.
+#: axe-core's levels of findings that exclude readers.
 SERIOUS = ("serious", "critical")
 
 
@@ -51,7 +51,7 @@ def opened(browser, pages, name):
 
 
 @pytest.mark.parametrize("name", ["plan", "cluster", "machine"])
-def test_nothing_is_asked_for_and_nothing_complained_of(browser, pages, name):
+def test_the_page_loads_nothing_and_reports_no_errors(browser, pages, name):
     page = opened(browser, pages, name)
     assert page.run("document.documentElement.classList.contains('js')")
     assert page.requests == []
@@ -59,16 +59,16 @@ def test_nothing_is_asked_for_and_nothing_complained_of(browser, pages, name):
 
 
 def lit(page, phase):
-    """The links that are lit up, by number."""
-    found = page.run(f"[...document.querySelectorAll('.front .{phase}')].map(e => e.dataset.link)")
-    return {int(number) for number in found}
+    """The numbers of the highlighted links."""
+    numbers = page.run(f"[...document.querySelectorAll('.front .{phase}')].map(e => e.dataset.link)")
+    return {int(number) for number in numbers}
 
 
 def shares(page):
     return page.run("JSON.parse(document.getElementById('data').textContent).shares")
 
 
-def test_a_click_on_a_tree_lights_up_its_links(browser, pages):
+def test_a_click_on_a_tree_highlights_its_links(browser, pages):
     page = opened(browser, pages, "plan")
     known = shares(page)
     for number, share in enumerate(known):
@@ -87,7 +87,7 @@ def test_a_click_on_a_tree_lights_up_its_links(browser, pages):
     assert page.problems == []
 
 
-def test_keys_go_through_shares(browser, pages):
+def test_keys_select_shares(browser, pages):
     page = opened(browser, pages, "plan")
     pressed = "[...document.querySelectorAll('.pick')].map(e => e.getAttribute('aria-pressed'))"
     page.key("ArrowRight")
@@ -104,10 +104,10 @@ def test_keys_go_through_shares(browser, pages):
 
 def test_the_bottleneck_can_be_hidden(browser, pages):
     page = opened(browser, pages, "plan")
-    seen = "getComputedStyle(document.querySelector('#machine .proof')).display"
-    assert page.run(seen) == "inline"
+    shown_style = "getComputedStyle(document.querySelector('#machine .proof')).display"
+    assert page.run(shown_style) == "inline"
     page.click("#show-cut")
-    assert page.run(seen) == "none"
+    assert page.run(shown_style) == "none"
 
 
 def test_time_can_be_moved_and_played(browser, pages):
@@ -127,14 +127,14 @@ def test_time_can_be_moved_and_played(browser, pages):
     assert page.problems == []
 
 
-def test_a_server_is_looked_into_and_left(browser, pages):
+def test_a_server_is_opened_and_closed(browser, pages):
     page = opened(browser, pages, "cluster")
     box = "document.querySelector('.front').getAttribute('viewBox')"
     display = "getComputedStyle(document.querySelector('#v24').closest('.inside')).display"
-    seen = "getComputedStyle(document.querySelector('.closer')).display"
+    zoom_style = "getComputedStyle(document.querySelector('.closer')).display"
     whole = page.run(box)
     assert page.run(box) == page.run("document.getElementById('machine').getAttribute('viewBox')")
-    assert page.run(display) == "none" == page.run(seen)
+    assert page.run(display) == "none" == page.run(zoom_style)
     page.click("#server3")
     assert page.run("document.querySelector('#v24').closest('svg').classList.contains('closer')")
     assert page.run(display) == "inline"
@@ -146,7 +146,7 @@ def test_a_server_is_looked_into_and_left(browser, pages):
     assert set(marked) <= set(inside)
     page.click("#whole")
     assert page.run(box) == whole
-    assert page.run(display) == "none" == page.run(seen)
+    assert page.run(display) == "none" == page.run(zoom_style)
     assert page.run("document.querySelector('#v24').closest('.unit').id") == "server3"
     page.run("document.querySelector('#server5 > rect').focus()")
     page.key("Enter")
@@ -156,8 +156,8 @@ def test_a_server_is_looked_into_and_left(browser, pages):
     assert page.problems == []
 
 
-def test_a_step_touches_what_it_changes_and_no_more(browser, pages):
-    """Work, not time: what is written outside of the marks that lie on the machine does not grow with the cluster."""
+def test_a_step_changes_only_the_necessary_elements(browser, pages):
+    """Counts work, not time: changes outside of the marks on the machine do not grow with the cluster."""
     page = opened(browser, pages, "cluster")
     links = page.run("document.querySelectorAll('#machine .way').length")
     page.run("""
@@ -224,15 +224,15 @@ def test_a_phone_needs_no_scrolling_sideways(browser, pages):
         browser.size(1400, 900)
 
 
-def test_without_script_it_is_a_document(browser, pages):
+def test_without_script_the_page_is_a_document(browser, pages):
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         page = opened(browser, pages, "plan")
         page.call("DOM.enable")
-        found = page.call("DOM.getDocument", depth=1)["root"]["nodeId"]
-        hidden = page.call("DOM.querySelectorAll", nodeId=found, selector=".js")["nodeIds"]
+        root = page.call("DOM.getDocument", depth=1)["root"]["nodeId"]
+        hidden = page.call("DOM.querySelectorAll", nodeId=root, selector=".js")["nodeIds"]
         assert hidden == []
-        cards = page.call("DOM.querySelectorAll", nodeId=found, selector=".card svg")["nodeIds"]
+        cards = page.call("DOM.querySelectorAll", nodeId=root, selector=".card svg")["nodeIds"]
         assert len(cards) == 2
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
@@ -240,7 +240,7 @@ def test_without_script_it_is_a_document(browser, pages):
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory):
-    """axe-core's script: the file that ``BLINK_AXE`` names, or from npm."""
+    """axe-core's script: the file named by ``BLINK_AXE``, or the one from npm."""
     named = os.environ.get("BLINK_AXE")
     if named:
         return Path(named).read_text(encoding="utf-8")
@@ -266,12 +266,12 @@ def test_axe_finds_nothing_serious(browser, pages, axe, name, dark):
         browser.dark(dark)
         page = opened(browser, pages, name)
         page.run(axe + "; true")
-        found = json.loads(page.run("axe.run().then(found => JSON.stringify(found.violations))"))
+        findings = json.loads(page.run("axe.run().then(findings => JSON.stringify(findings.violations))"))
     finally:
         browser.dark(False)
-    told = [
+    reports = [
         f"{one['id']}: {one['help']}: {[node['target'] for node in one['nodes']][:4]}"
-        for one in found
+        for one in findings
         if one["impact"] in SERIOUS
     ]
-    assert not told, "\n".join(told)
+    assert not reports, "\n".join(reports)

@@ -71,7 +71,7 @@ def test_a_stopped_rank_is_named_with_the_others_waits(start: Start, blink: Blin
         assert 0 <= rank.waiting_s < 60
     text = blink("dump", job.pid(2))
     assert text.code == 0
-    assert f"In the end ranks 0,2 wait for rank 1 (process {job.pid(1)}): a signal or a debugger stopped it" in text.out
+    assert f"Cause: ranks 0,2 wait for rank 1 (process {job.pid(1)}): a signal or a debugger stopped it" in text.out
     document = json.loads(blink("dump", job.pid(2), "--json").out)
     assert (document["schema_version"], document["pid"]) == (2, job.pid(2))
     assert document["groups"][0]["awaited"] == [{"rank": 1, "by": [0, 2]}]
@@ -200,7 +200,7 @@ def test_left_and_busy_ranks_are_distinguished(start: Start, blink: Blink) -> No
     assert (part.size, part.awaited()) == (2, {})
     text = blink("dump", job.pid(0)).out
     assert f"for rank 1 (process {job.pid(1)}): it is in the program's own code, after call " in text
-    assert "Nobody waits" in text
+    assert "No rank waits" in text
     assert "left" in text
 
 

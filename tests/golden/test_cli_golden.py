@@ -1,4 +1,4 @@
-"""What the command line prints, word for word. After a wanted change: ``pytest tests/golden --update-golden``."""
+"""The output of the command line, word for word. After an intended change: ``pytest tests/golden --update-golden``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 EXPECTED = Path(__file__).parent / "expected"
 
-#: Name of the golden file → what is typed, the last of several commands. Each file holds exit code, stdout and stderr.
+#: Name of the golden file → commands, the last of which is compared. Each file holds exit code, stdout and stderr.
 CASES = {
     "topo-dgx-1v": "topo dgx-1v",
     "topo-allocation": "topo dgx-1v --gpus 1,4,5,6 --json",

@@ -1,6 +1,6 @@
-"""The code of a few plans, word for word: one to be read, the others by their digest.
+"""The generated code of some plans: one as text, the others by their digest.
 
-After a wanted change: ``--update-golden``; what a digest stands for is printed by ``blink export PLAN --to cuda``.
+After an intended change: ``--update-golden``; ``blink export PLAN --to cuda`` prints the code behind a digest.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CASES = {
     "code-reduce_scatter-one_hop": ("one_hop", "dgx-a100", "0,3,5", "reduce_scatter", 0),
     "code-broadcast": ("blink", "dgx-1v", "0,1,2,3", "broadcast", 2),
 }
-#: The one whose text is kept; README shows a part of it.
+#: The case that is kept as text; README shows a part of it.
 READ = "code-allreduce-1456"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_code_is_as_it_was(name: str, pytestconfig: pytest.Config) -> None:
+def test_the_code_is_unchanged(name: str, pytestconfig: pytest.Config) -> None:
     algorithm, spec, gpus, collective, root = CASES[name]
     forest = planned(algorithm, asked(spec, collective, gpus, root))
     text = cuda_text([Kernel(collective, lower(forest), forest)])

@@ -1,4 +1,4 @@
-"""The notebook in examples/ runs in Jupyter, and shows what it printed when it was run last (``--update-golden``)."""
+"""The notebook in examples/ runs in Jupyter, with the same output as in its last run (``--update-golden``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'blink-ccl
 pytest.importorskip("networkx", reason="needs networkx: pip install 'blink-ccl[networkx]'")
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "plan.ipynb"
-#: In a process of its own: what Jupyter warns of is not ours to mend.
+#: A separate process, because Jupyter's own warnings are not Blink's.
 EXECUTE = """
 import sys, nbformat
 from nbclient import NotebookClient
@@ -30,18 +30,18 @@ nbformat.write(notebook, sys.argv[2])
 
 
 def shown(notebook: dict[str, Any]) -> list[str]:
-    """The plain text that every code cell gave."""
+    """The plain text output of every code cell."""
     cells = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     texts = [[output.get("text") or output["data"]["text/plain"] for output in outputs] for outputs in cells]
     return ["".join(line for text in parts for line in text) for parts in texts]
 
 
-def test_it_prints_what_it_shows(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_the_notebook_prints_its_stored_output(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     update = request.config.getoption("--update-golden")
     ran = NOTEBOOK if update else tmp_path / "ran.ipynb"
     command = [sys.executable, "-c", EXECUTE, NOTEBOOK, ran]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(ran.read_text(encoding="utf-8"))
-    assert shown(found) == shown(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
-    assert all(shown(found))
+    executed = json.loads(ran.read_text(encoding="utf-8"))
+    assert shown(executed) == shown(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
+    assert all(shown(executed))

@@ -1,17 +1,18 @@
-"""README and the site's pages promise nothing that was not run: what they show is what their commands and code print.
+"""README and the site's pages show real output: tests run their commands and code and compare.
 
-The blocks of a page run in their order, in one folder and one Python namespace:
+The blocks of a page run in order, in one folder and one Python namespace:
 
-- ``$ blink …`` and other commands behind ``$``: the lines below are all that they print; a line ``…`` stands for any
-  number of lines, ``…`` inside a line for any text.
-- A ``python`` block is executed; an ``output`` block right behind it is what it prints.
-- What stands before a block in a comment: ``<!-- file: NAME -->`` a reader saves it as NAME; ``<!-- exit: 1 -->`` is
-  the exit code of its last command; ``<!-- numbers vary: WHY -->`` they are not compared; ``<!-- env: NAME=VALUE -->``
-  is set from there on; ``<!-- slow: WHY -->`` a merge does not wait for it; ``<!-- not run: WHY -->`` it needs what is
-  not here, and stands in :data:`NOT_RUN`; ``<!-- needs: networkx -->`` it is run where that is installed.
-- What is between ``<!-- samples: FILE -->`` and ``<!-- end of samples -->`` is written and tested by FILE's own test.
+- ``$ blink …`` and other commands after ``$``: the lines below are the whole output; a line ``…`` stands for any number
+  of lines, ``…`` inside a line for any text.
+- A ``python`` block is executed; an ``output`` block right after it is its output.
+- A comment before a block is a directive. ``<!-- file: NAME -->``: the reader saves it as NAME. ``<!-- exit: 1 -->``:
+  the exit code of its last command. ``<!-- numbers vary: WHY -->``: numbers are not compared.
+  ``<!-- env: NAME=VALUE -->``: set from there on. ``<!-- slow: WHY -->``: a merge skips it. ``<!-- not run: WHY -->``:
+  it needs equipment that is missing, and is listed in :data:`NOT_RUN`. ``<!-- needs: networkx -->``: it runs if that is
+  installed.
+- Text between ``<!-- samples: FILE -->`` and ``<!-- end of samples -->`` is written and tested by FILE's own test.
 
-Blocks without ``$`` and of other languages only show something.
+Other blocks, without ``$`` or in other languages, are only for display.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ PAGES = [
 
 
 def name_of(page: Path) -> str:
-    """As reports name it."""
+    """The name of a page in reports."""
     return str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
 
 
-#: Page → the reasons of its blocks that are not run, in their order.
+#: Page → the reasons of its blocks that are not run, in order.
 NOT_RUN: dict[str, list[str]] = {
     "README.md": ["needs the processes that torchrun starts"],
     "benchmarks/cables.md": ["needs root and network namespaces"],
@@ -74,7 +75,7 @@ NOT_RUN: dict[str, list[str]] = {
         "needs the processes that torchrun starts",
     ],
 }
-#: Set by us for processes of ours.
+#: Variables that Blink sets for its own processes.
 OWN_VARIABLES = {
     "BLINK_BENCH_DEADLINE_S",
     "BLINK_MPI_BINDING",
@@ -82,7 +83,7 @@ OWN_VARIABLES = {
     "BLINK_MPI_RANKS",
     "BLINK_MPI_SHARED_DIR",
 }
-#: Languages whose blocks only show something.
+#: Languages of blocks that are only for display.
 SHOWN = {"", "text", "output", "cuda", "json", "toml"}
 _COMMENT = re.compile(
     r"<!-- (env|exit|file|needs|not run|numbers vary|samples|slow): (.+?) -->|<!-- (end) of samples -->"
@@ -91,59 +92,61 @@ _COMMENT = re.compile(
 
 @dataclass
 class Block:
-    """A block of code with what was said of it."""
+    """A block of code with its directives."""
 
     page: Path
     line: int
     language: str
     text: str
-    said: dict[str, str] = field(default_factory=dict)
-    #: What an ``output`` block behind it says that it prints.
+    directives: dict[str, str] = field(default_factory=dict)
+    #: The ``output`` block after it.
     output: str | None = None
 
     @property
     def runs(self) -> bool:
-        """Whether there is anything to run, and it can be."""
-        return (self.language == "python" or self.text.startswith("$ ")) and not {"not run", "file"} & {*self.said}
+        """True if the block contains code to run, and can run."""
+        return (self.language == "python" or self.text.startswith("$ ")) and not {"not run", "file"} & {
+            *self.directives
+        }
 
     def __str__(self) -> str:
         return f"{name_of(self.page)}:{self.line}"
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The blocks of a page, those of lists and quotes too, without samples."""
-    found: list[Block] = []
-    said: dict[str, str] = {}
+    """The blocks of a page, including those in lists and quotes, without samples."""
+    blocks: list[Block] = []
+    directives: dict[str, str] = {}
     sampled = False
     for token in MarkdownIt().parse(page.read_text(encoding="utf-8")):
         if token.type == "html_block":
             for key, value, end in _COMMENT.findall(token.content):
                 sampled = not end and (sampled or key == "samples")
-                said |= {key: value} if not end else {}
+                directives |= {key: value} if not end else {}
         elif token.type in ("fence", "code_block") and not sampled:
-            if token.info == "output" and found and found[-1].language == "python":
-                found[-1].output = token.content
+            if token.info == "output" and blocks and blocks[-1].language == "python":
+                blocks[-1].output = token.content
             else:
-                found.append(Block(page, (token.map or [0])[0] + 1, token.info.strip(), token.content, said))
+                blocks.append(Block(page, (token.map or [0])[0] + 1, token.info.strip(), token.content, directives))
         if token.type != "html_block":
-            said = {}
-    return found
+            directives = {}
+    return blocks
 
 
 BLOCKS = {page: blocks_of(page) for page in PAGES}
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """Each command of a shell session with the lines shown below it."""
+    """Each command of a shell session with the output below it."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, shown = part.replace("\\\n", "").partition("\n")
         yield command, shown
 
 
 def as_shown(shown: str, printed: str, vary: bool = False) -> bool:
-    """Whether the lines are all that was printed, but for what ``…`` stands for and blanks at ends of lines.
+    """True if the lines are the whole output, except for ``…`` and blanks at ends of lines.
 
-    ``vary``: numbers, and blanks before them, do not count.
+    ``vary``: numbers, and blanks before them, are not compared.
     """
     if vary:
         shown, printed = (re.sub(r" *\d[\d.]*(e[+-]\d+)?", "#", text) for text in (shown, printed))
@@ -156,9 +159,9 @@ def as_shown(shown: str, printed: str, vary: bool = False) -> bool:
 
 
 def renewed(shown: str, printed: str) -> str:
-    """What to show instead: everything, or where ``…`` stands for something the most similar lines in its place.
+    """The new text of a block: the whole output, or with ``…``, the old lines replaced by the most similar new ones.
 
-    A ``…`` that the program prints itself (``4K … 64K``) stands for nothing else.
+    A ``…`` in the program's own output (``4K … 64K``) is literal.
     """
     got = [line.rstrip() for line in printed.rstrip().splitlines()]
     open_lines = {line for line in shown.splitlines() if _stands_for_more(line, got)}
@@ -182,26 +185,26 @@ def _stands_for_more(line: str, printed: list[str]) -> bool:
 
 
 class Runner:
-    """Runs the blocks of one page, and with ``update`` writes what they print into it."""
+    """Run the blocks of one page; with ``update``, write their output into it."""
 
     def __init__(self, blink: Any, capsys: pytest.CaptureFixture[str], update: bool) -> None:
         self.blink, self.capsys, self.update = blink, capsys, update
         self.names: dict[str, Any] = {}
 
     def run(self, block: Block) -> None:
-        """Does what the block says; AssertionError where it ends or prints otherwise than shown."""
-        if "file" in block.said:
-            Path(block.said["file"]).write_text(block.text, encoding="utf-8")
+        """Run a block; AssertionError if its exit code or output differs from the page."""
+        if "file" in block.directives:
+            Path(block.directives["file"]).write_text(block.text, encoding="utf-8")
         elif block.runs and block.language == "python":
             self._python(block)
         elif block.runs:
             *before, last = commands(block.text)
             for command, shown in before:
                 self._command(block, command, shown, 0)
-            self._command(block, *last, int(block.said.get("exit", 0)))
+            self._command(block, *last, int(block.directives.get("exit", 0)))
 
     def close(self) -> None:
-        """Leaves the groups that the page's code is in, as the end of its process would."""
+        """Leave the groups that the page's code has joined, as at the end of its process."""
         for one in self.names.values():
             if isinstance(one, Communicator):
                 one.close()
@@ -233,7 +236,7 @@ class Runner:
         self._compare(block, shown, texts, f"$ {command}\n")
 
     def _compare(self, block: Block, shown: str, printed: list[str], above: str, below: str = "") -> None:
-        if any(as_shown(shown, text, "numbers vary" in block.said) for text in printed):
+        if any(as_shown(shown, text, "numbers vary" in block.directives) for text in printed):
             return
         assert self.update, f"{block}: {above}prints\n{printed[-1]}"
         page = block.page.read_text(encoding="utf-8")
@@ -251,7 +254,7 @@ def _is_here(name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in BLOCKS[page])], ids=name_of)
-def test_a_page_shows_what_its_blocks_print(
+def test_a_page_shows_the_output_of_its_blocks(
     page: Path, blink: Any, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -259,33 +262,35 @@ def test_a_page_shows_what_its_blocks_print(
     runner = Runner(blink, request.getfixturevalue("capsys"), request.config.getoption("--update-golden"))
     with closing(runner):
         for block in BLOCKS[page]:
-            if ("slow" not in block.said or ALL_TESTS) and _is_here(block.said.get("needs", "blinkccl")):
-                for name, _, value in (pair.partition("=") for pair in block.said.get("env", "").split()):
+            if ("slow" not in block.directives or ALL_TESTS) and _is_here(block.directives.get("needs", "blinkccl")):
+                for name, _, value in (pair.partition("=") for pair in block.directives.get("env", "").split()):
                     monkeypatch.setenv(name, value)
                 runner.run(block)
 
 
-def test_what_is_not_run_is_known() -> None:
-    found = {
-        name_of(page): [block.said["not run"] for block in blocks if "not run" in block.said]
+def test_blocks_that_are_not_run_are_known() -> None:
+    reasons_of = {
+        name_of(page): [block.directives["not run"] for block in blocks if "not run" in block.directives]
         for page, blocks in BLOCKS.items()
     }
-    assert {page: reasons for page, reasons in found.items() if reasons} == NOT_RUN
+    assert {page: reasons for page, reasons in reasons_of.items() if reasons} == NOT_RUN
 
 
-def test_every_block_is_run_or_only_shows_something() -> None:
+def test_every_block_is_run_or_only_for_display() -> None:
     languages = SHOWN | {"python"}
     unknown = [
         f"{block}: {block.language!r}"
         for blocks in BLOCKS.values()
         for block in blocks
-        if not (block.language in languages or block.language.startswith("{") or {"not run", "file"} & {*block.said})
+        if not (
+            block.language in languages or block.language.startswith("{") or {"not run", "file"} & {*block.directives}
+        )
     ]
     assert not unknown, "say what runs these: " + "\n".join(unknown)
 
 
 def code_of(tokens: list[Token] | None) -> Iterator[str]:
-    """All code of a page, a line at a time."""
+    """All code of a page, line by line."""
     for token in tokens or []:
         if token.type in ("fence", "code_block", "code_inline"):
             yield from (line.strip() for line in token.content.replace("\\\n", "").splitlines())
@@ -296,7 +301,7 @@ OPTIONS = {name: {text for option in command.params for text in option.opts} for
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_options_that_a_page_names_exist(page: Path) -> None:
+def test_options_on_a_page_exist(page: Path) -> None:
     wrong = []
     for line in code_of(MarkdownIt().parse(page.read_text(encoding="utf-8"))):
         named = re.match(r"(?:\$ )?blink ([a-z]+)\b(.*?)(?: -- .*)?$", line)
@@ -306,8 +311,8 @@ def test_options_that_a_page_names_exist(page: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_variable_that_is_read_is_documented() -> None:
-    """But for those by which our own processes tell each other something, and names of numbers in headers."""
+def test_every_environment_variable_is_documented() -> None:
+    """Exceptions: variables between Blink's own processes, and names of numbers in headers."""
     texts = [
         path.read_text(encoding="utf-8")
         for folder in ("src/blinkccl", "native")
@@ -321,7 +326,7 @@ def test_every_variable_that_is_read_is_documented() -> None:
     assert listed <= read
 
 
-def test_the_plan_in_python_is_what_is_printed(blink: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_in_python_is_the_printed_one(blink: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (block for block in BLOCKS[ROOT / "README.md"] if "blinkccl.plan(" in block.text)
     shown = re.search(r"# (75.+)", block.text)
     assert shown is not None
@@ -330,7 +335,7 @@ def test_the_plan_in_python_is_what_is_printed(blink: Any, capsys: pytest.Captur
     assert capsys.readouterr().out == f"{shown[1]}\n{printed}"
 
 
-def test_the_generated_code_is_what_is_exported(blink: Any, tmp_path: Path) -> None:
+def test_the_generated_code_is_the_exported_one(blink: Any, tmp_path: Path) -> None:
     (block,) = (block for block in BLOCKS[ROOT / "docs/howto/nccl.md"] if block.language == "cuda")
     plan = str(tmp_path / "plan.json")
     blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", plan)
@@ -347,7 +352,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("page", WRONG.values(), ids=WRONG)
-def test_a_page_that_shows_something_else_fails(
+def test_a_page_with_wrong_output_fails(
     page: str, blink: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -374,7 +379,7 @@ def test_a_page_that_shows_something_else_fails(
         ("a.c\n", "abc\n", False),
     ],
 )
-def test_what_is_shown_is_compared_whole(shown: str, printed: str, same: bool) -> None:
+def test_the_whole_output_is_compared(shown: str, printed: str, same: bool) -> None:
     assert as_shown(shown, printed) is same
 
 
@@ -389,6 +394,6 @@ def test_what_is_shown_is_compared_whole(shown: str, printed: str, same: bool) -
         ("…\n 4K … 64K  a\n", "x\n 4K … 32K  a\n", "…\n 4K … 32K  a\n"),
     ],
 )
-def test_a_page_is_renewed_whole_but_for_what_it_leaves_out(shown: str, printed: str, new: str) -> None:
+def test_renewed_output_keeps_its_omissions(shown: str, printed: str, new: str) -> None:
     assert renewed(shown, printed) == new
     assert as_shown(new, printed)

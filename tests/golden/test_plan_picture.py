@@ -1,6 +1,6 @@
-"""The pictures of the page "See it", byte by byte, by its own commands.
+"""The pictures of the page "See it", byte by byte, drawn by the commands of the page.
 
-After a wanted change: ``pytest tests/golden --update-golden``.
+After an intended change: ``pytest tests/golden --update-golden``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs/howto/see-it.md"
 EXPECTED = Path(__file__).parent / "expected"
 
 
-def test_the_pictures_are_what_the_commands_of_their_page_draw(blink, tmp_path, monkeypatch, pytestconfig):
+def test_the_pictures_of_the_page_match_its_commands(blink, tmp_path, monkeypatch, pytestconfig):
     monkeypatch.chdir(tmp_path)
     page = PAGE.read_text(encoding="utf-8")
     for command in re.findall(r"^\$ blink (.+)$", page, re.MULTILINE):
@@ -26,13 +26,13 @@ def test_the_pictures_are_what_the_commands_of_their_page_draw(blink, tmp_path, 
     shown = re.findall(r"\]\(../../tests/golden/expected/(show-.+?\.svg)\)", page)
     assert len(shown) == 4
     for name in shown:
-        found = Path(name).read_text(encoding="utf-8")
+        drawn = Path(name).read_text(encoding="utf-8")
         if pytestconfig.getoption("--update-golden"):
-            (EXPECTED / name).write_text(found, encoding="utf-8")
-        assert found == (EXPECTED / name).read_text(encoding="utf-8"), name
+            (EXPECTED / name).write_text(drawn, encoding="utf-8")
+        assert drawn == (EXPECTED / name).read_text(encoding="utf-8"), name
 
 
-def test_no_words_reach_beyond_their_picture():
+def test_words_stay_inside_their_picture():
     assert {
         path.name: words for path in EXPECTED.glob("*.svg") if (words := words_beyond(path.read_text("utf-8")))
     } == {}

@@ -1,4 +1,4 @@
-"""The documentation site is built without a warning, its links lead somewhere, and its pages fetch nothing."""
+"""The documentation site builds without warnings, its links are valid, and its pages load nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytest.importorskip("furo", reason="needs Sphinx and furo: pip install 'blink-cc
 pytest.importorskip("myst_parser", reason="needs myst-parser: pip install 'blink-ccl[docs]'")
 
 ROOT = Path(__file__).parents[2]
-#: What a browser loads by itself, and what only a click does.
+#: Attributes that a browser loads by itself, and those that need a click.
 LOADED = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("object", "data")}
 
 
 class Page(HTMLParser):
-    """The links and the places of a page."""
+    """The links and the anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -41,23 +41,23 @@ class Page(HTMLParser):
 
 
 def broken(pages: dict[Path, Page], page: Page) -> list[str]:
-    """The links of ``page`` to files and places that are not there, and what it loads from elsewhere."""
+    """The links of ``page`` to missing files and anchors, and resources that it loads from elsewhere."""
     foreign = [link for link in page.loads if urlsplit(link).netloc or urlsplit(link).scheme not in ("", "data")]
-    found = [f"{page.path}: loads {link}" for link in foreign]
+    faults = [f"{page.path}: loads {link}" for link in foreign]
     for link in [*page.loads, *page.links]:
         parts = urlsplit(link)
         if parts.scheme or parts.netloc:
             continue
         target = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path
         if not target.is_file():
-            found.append(f"{page.path}: {link}: no such file")
+            faults.append(f"{page.path}: {link}: no such file")
         elif target in pages and unquote(parts.fragment) not in pages[target].places:
-            found.append(f"{page.path}: {link}: no such place")
-    return found
+            faults.append(f"{page.path}: {link}: no such place")
+    return faults
 
 
 def test_the_site_is_whole_and_needs_no_network(tmp_path: Path) -> None:
-    """One test, since building it is nearly all of the time."""
+    """A single test, because building the site takes nearly all of the time."""
     site = tmp_path.resolve() / "site"
     build = [sys.executable, "-m", "sphinx", "-W", "-q", "-c", "docs", "-d", tmp_path / "trees", ".", site]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=250)

@@ -1,7 +1,7 @@
-"""Lines that stand beside a plan: who came next, today's NCCL, the paper's rings, and switches that combine.
+"""Comparisons printed beside a plan: the runner-up, today's NCCL, the paper's rings, and in-network reduction.
 
-What NCCL takes is at what links reach and not at nominal rates, and so is the plan's time at the same size beside it.
-The paper's baseline, NCCL 2.4, and the plan beside that are at nominal rates.
+Times of NCCL, and of the plan at the same size beside it, use the effective rates of links. The paper's baseline,
+NCCL 2.4, and the plan beside it use nominal rates.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
     from blinkccl.cost.baselines.nccl_server import NcclPrediction
     from blinkccl.cost.choice.auto import Choice, Timed
 
-#: S, where nobody says.
+#: Default for S.
 SIZE_BYTES = 64 << 20
 NAME = f"nccl-{VERSION[0]}.{VERSION[1]}"
-#: Steps of a plan, and its ranks, that are timed in a fifth of a second; larger ones wait for somebody who asks.
+#: Limits on steps and ranks of a plan that is timed, in a fifth of a second; larger ones need blink sim.
 MOST_STEPS, MOST_RANKS = 2_000, 64
-#: Below this a time says more than a rate.
+#: Below this rate a time is printed instead.
 LEAST_GB_PER_S = 0.1
 _OVER = {"NVL": "NVLink", "NVB": "NVLink and a relay", "C2C": "C2C", "PIX": "PCIe", "PXB": "PCIe", "PHB": "PCIe"}
-#: The baseline by its name and year.
+#: The paper's baseline, with its year.
 PAPER = "NCCL 2.4, Blink's baseline of 2019"
-#: Switches that are named.
+#: Limit on switches listed by name.
 _NAMED = 3
 
 
-def beside_plan(forest: Forest, request: Request, size_bytes: int, ours: Callable[[int], float]) -> Iterator[str]:
-    """NCCL today and in the paper, and combining switches, as far as there is something to say; ``ours`` as below."""
+def beside_plan(forest: Forest, request: Request, size_bytes: int, algbw: Callable[[int], float]) -> Iterator[str]:
+    """Lines on today's NCCL, the paper's NCCL and in-network reduction, if they apply; ``algbw`` as below."""
     from blinkccl.cost.baselines.nccl import ring_baseline
 
-    lines = [nccl_sentence(forest, request, size_bytes, ours), ring_sentence(ring_baseline(request), forest)]
+    lines = [nccl_sentence(forest, request, size_bytes, algbw), ring_sentence(ring_baseline(request), forest)]
     combined = None if forest.combining else in_switch(request, forest)
     lines += [] if combined is None else [in_switch_sentence(combined, forest)]
     yield from filter(None, lines)
 
 
-# Who came next.
+# Choice of the algorithm.
 def choice_text(choice: Choice) -> str:
-    """Who is the fastest at which time, and what the runner-up takes."""
+    """The fastest algorithm with its time, and the time of the runner-up."""
     estimate, second = choice.best.estimate, choice.runner_up
     text = f"auto: {_named(choice.best)} is the fastest at {size_text(estimate.size_bytes)}"
     if second is None:
-        return f"{text}, and nothing else serves the job"
+        return f"{text}; no other algorithm serves the job"
     lead = f"{choice.lead:.1%} longer" if choice.lead >= 0.0005 else "as long"
     return f"{text}; next {_named(second)}, {lead}"
 
@@ -66,7 +66,7 @@ def _named(one: Timed) -> str:
 
 
 def choice_document(choice: Choice) -> dict[str, Any]:
-    """Of ``blink plan --json``: all that were simulated, best first, and what others take at least."""
+    """The choice in ``blink plan --json``: all simulated algorithms, best first, and lower bounds for the others."""
     return {
         "size_bytes": choice.best.estimate.size_bytes,
         "measured": choice.measured is not None,
@@ -79,35 +79,35 @@ def choice_document(choice: Choice) -> dict[str, Any]:
 
 
 # NCCL.
-def nccl_sentence(forest: Forest, request: Request, size_bytes: int, ours: Callable[[int], float]) -> str:
-    """A line for people: NCCL and the plan at one size, like beside like; "" on processors, and where nothing moves.
+def nccl_sentence(forest: Forest, request: Request, size_bytes: int, algbw: Callable[[int], float]) -> str:
+    """NCCL and the plan at one size; "" on processors, and if nothing moves.
 
-    ``ours``: the plan's algbw, GB/s.
+    ``algbw``: the plan's algbw in GB/s at a size.
     """
-    from blinkccl.cost.baselines.nccl import nccl_230_fault, nccl_today  # what times plans takes long to load
+    from blinkccl.cost.baselines.nccl import nccl_230_fault, nccl_today  # slow to import
 
     if any(request.topology.vertex[rank].kind != "gpu" for rank in request.ranks):
         return ""
-    theirs = nccl_today(request, size_bytes) if len(forest.ranks) <= MOST_RANKS else nccl_230_fault(request)
-    if isinstance(theirs, str):
-        return f"nccl    no number: {theirs}"
+    prediction = nccl_today(request, size_bytes) if len(forest.ranks) <= MOST_RANKS else nccl_230_fault(request)
+    if isinstance(prediction, str):
+        return f"nccl    no prediction: {prediction}"
     steps = sum(len(tree.edges) for share in forest.shares for tree in share.trees())
-    if theirs is None or steps > MOST_STEPS:
-        return f"nccl    not timed beside a plan of {steps:,} steps: blink sim does, with --algo optimal,{NAME}"
-    if not size_bytes or not theirs.seconds:
+    if prediction is None or steps > MOST_STEPS:
+        return f"nccl    not simulated for a plan of {steps:,} steps; run blink sim with --algo optimal,{NAME}"
+    if not size_bytes or not prediction.seconds:
         return ""
-    rate = algbw_gb_per_s(size_bytes, theirs.seconds)
+    rate = algbw_gb_per_s(size_bytes, prediction.seconds)
     try:
-        rate_of_ours = ours(size_bytes)
+        plan_rate = algbw(size_bytes)
     except BlinkError as error:
-        return f"nccl    {_reached(size_bytes, rate)} by {NAME} ({how(theirs)}); this plan is not timed: {error}"
-    if not rate_of_ours:
+        return f"nccl    {_reached(size_bytes, rate)} by {NAME} ({how(prediction)}); this plan is not timed: {error}"
+    if not plan_rate:
         return ""
-    small = min(rate, rate_of_ours) < LEAST_GB_PER_S
-    same = seconds_text(size_bytes / rate_of_ours * 1e-9) if small else gb_per_s_text(rate_of_ours)
-    than = times_of_nccl(rate_of_ours / rate)
-    said = f"nccl    {_reached(size_bytes, rate, small)} by {NAME} ({how(theirs)})"
-    return f"{said}; this plan {same}: {than}, effective rates"
+    small = min(rate, plan_rate) < LEAST_GB_PER_S
+    same = seconds_text(size_bytes / plan_rate * 1e-9) if small else gb_per_s_text(plan_rate)
+    than = times_of_nccl(plan_rate / rate)
+    nccl = f"nccl    {_reached(size_bytes, rate, small)} by {NAME} ({how(prediction)})"
+    return f"{nccl}; this plan {same}: {than}, effective rates"
 
 
 def _reached(size_bytes: int, gb_per_s: float, small: bool = False) -> str:
@@ -125,26 +125,26 @@ def how(prediction: NcclPrediction) -> str:
     return f"{words} over {over}" if over else words
 
 
-def ring_sentence(found: RingBaseline, forest: Forest) -> str:
-    """A line for people, beside the rate of ``forest``; "" where there is nothing to compare."""
+def ring_sentence(baseline: RingBaseline, forest: Forest) -> str:
+    """The paper's rings beside the rate of ``forest``; "" if there is nothing to compare."""
     if forest.algorithm == "ring" or forest.collective.name not in ring.SERVED:
         return ""
-    if found.gb_per_s is None:
-        return f"paper   no ring by the rule of {PAPER}: {found.reason}"
-    where = count(found.rings, "ring") if found.fast else "no NVLink ring, so one over PCIe"
-    if found.cables:
-        where = "one ring over the cables, one way round"
-    than = times_of_nccl(forest.algbw_gb_per_s / found.gb_per_s)
-    rates = f"{gb_per_s_text(found.gb_per_s)} algbw by the rule of {PAPER} ({where})"
+    if baseline.gb_per_s is None:
+        return f"paper   no ring by the rule of {PAPER}: {baseline.reason}"
+    where = count(baseline.rings, "ring") if baseline.fast else "no NVLink ring, so one over PCIe"
+    if baseline.cables:
+        where = "one ring over the cables, in one direction"
+    than = times_of_nccl(forest.algbw_gb_per_s / baseline.gb_per_s)
+    rates = f"{gb_per_s_text(baseline.gb_per_s)} algbw by the rule of {PAPER} ({where})"
     return f"paper   {rates}; this plan {gb_per_s_text(forest.algbw_gb_per_s)}: {than}, nominal rates"
 
 
-# Switches that combine.
+# In-network reduction.
 def in_switch(request: Request, plan: Forest) -> Forest | str | None:
-    """The trees with the switches of the job's links that combine, beside ``plan``.
+    """The trees that use in-network reduction in the switches of the job's links, for comparison with ``plan``.
 
-    None where there are none, and where there is nothing to gain for another collective than AllReduce: its plan
-    reaches a cut, or has no trees. A sentence where nobody knows.
+    None without such switches, and for collectives other than AllReduce that gain nothing: if their plan reaches a cut
+    or has no trees. A sentence if the trees cannot be computed.
     """
     collective = request.collective
     if collective.name != "allreduce" and (plan.optimal and isinstance(plan.certificate, Cut)):
@@ -155,34 +155,34 @@ def in_switch(request: Request, plan: Forest) -> Forest | str | None:
         return str(error) if collective.name == "allreduce" else None
 
 
-def in_switch_sentence(found: Forest | str, plan: Forest) -> str:
-    """A line for people."""
-    if isinstance(found, str):
-        return f"switch  not computed: {found}"
-    labels = [v.label for v in found.topology.vertices if v.combines]
+def in_switch_sentence(combined: Forest | str, plan: Forest) -> str:
+    """One line on in-network reduction, beside the plan's rate."""
+    if isinstance(combined, str):
+        return f"switch  not computed: {combined}"
+    labels = [v.label for v in combined.topology.vertices if v.combines]
     more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-    verbs = "adds up and multicasts" if len(labels) == 1 else "add up and multicast"
-    proof = f"{'nothing is faster' if found.optimal else _at_most(found)}, by the links {bottleneck(found.certificate)}"
-    part = plan.algbw_gb_per_s / found.algbw_gb_per_s
+    limit = "nothing is faster" if combined.optimal else _at_most(combined)
+    part = plan.algbw_gb_per_s / combined.algbw_gb_per_s
     return (
-        f"switch  {gb_per_s_text(found.algbw_gb_per_s)} algbw where {', '.join(labels[:_NAMED])}{more} {verbs} too "
-        f"({count(found.trees_per_block, 'tree')}; {proof}); the plan, which adds up at ranks, has {part:.0%} of it"
+        f"switch  {gb_per_s_text(combined.algbw_gb_per_s)} algbw with reduction in {', '.join(labels[:_NAMED])}{more} "
+        f"({count(combined.trees_per_block, 'tree')}; {limit}, by the links {bottleneck(combined.certificate)}); "
+        f"the plan, which reduces at ranks, has {part:.0%} of it"
     )
 
 
-def _at_most(found: Forest) -> str:
-    return f"nothing passes {gb_per_s_text(float(found.bound) * found.topology.unit_gb_per_s)}"
+def _at_most(forest: Forest) -> str:
+    return f"nothing passes {gb_per_s_text(float(forest.bound) * forest.topology.unit_gb_per_s)}"
 
 
-def in_switch_document(found: Forest | str) -> dict[str, Any]:
-    """The same for programs: rates in units of the topology as fractions (all: ``blink plan --algo in_switch``)."""
-    if isinstance(found, str):
-        return {"not_computed": found}
+def in_switch_document(combined: Forest | str) -> dict[str, Any]:
+    """The same as JSON: rates in units of the topology, as fractions (all of it: ``blink plan --algo in_switch``)."""
+    if isinstance(combined, str):
+        return {"not_computed": combined}
     return {
-        "rate": str(found.rate),
-        "bound": str(found.bound),
-        "gb_per_s": found.algbw_gb_per_s,
-        "switches": [v.id for v in found.topology.vertices if v.combines],
-        "trees": found.trees_per_block,
-        "certificate": certificate_document(found.certificate),
+        "rate": str(combined.rate),
+        "bound": str(combined.bound),
+        "gb_per_s": combined.algbw_gb_per_s,
+        "switches": [v.id for v in combined.topology.vertices if v.combines],
+        "trees": combined.trees_per_block,
+        "certificate": certificate_document(combined.certificate),
     }

@@ -1,4 +1,4 @@
-"""Charts as pictures: curves over size, bars, and what moved when; made of :mod:`~blinkccl.show.shapes`."""
+"""Charts as pictures made of :mod:`~blinkccl.show.shapes`: curves over size, bars, and timelines."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from blinkccl.show.shapes import SERIES, Line, Picture, Rect, Shape, ShapeGroup,
 from blinkccl.show.text import seconds_text
 from blinkccl.units import size_text
 
-#: Bytes, and what is drawn over them.
+#: Pairs of a size in bytes and the value drawn over it.
 Points = Sequence[tuple[int, float]]
-#: Narrow, so that words are read on a phone; all is drawn larger where there is room.
+#: Narrow enough for words to be legible on a phone; charts are enlarged if there is room.
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560.0, 340.0, 62.0, 30.0, 46.0
 
 
 def chart_file(picture: Picture) -> str:
-    """A chart below its title, as an SVG: what ``--plot`` writes."""
+    """A chart below its title as an SVG file, for ``--plot``."""
     return svg_file(stacked([picture], 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a chart over sizes; a ``dashed`` one has the colour of the one before it, which it is told beside."""
+    """One line of a chart over sizes; a ``dashed`` one has the colour of the previous line, for comparison."""
 
     name: str
     points: Points
@@ -31,7 +31,7 @@ class Curve:
 
 
 def curves_picture(title: str, what: str, curves: Sequence[Curve], level: tuple[str, float] | None = None) -> Picture:
-    """Both axes logarithmic, a name at the end of each line; ``level`` is a line across, such as a proved bound."""
+    """Curves on two logarithmic axes, named at their ends; ``level`` is a horizontal line, such as a proved bound."""
     drawn = [curve for curve in curves if any(value > 0 for _, value in curve.points)]
     sizes = [size for curve in drawn for size, value in curve.points if value > 0] or [1, 2]
     values = [value for curve in drawn for _, value in curve.points if value > 0] or [1.0]
@@ -60,70 +60,70 @@ def curves_picture(title: str, what: str, curves: Sequence[Curve], level: tuple[
         items.append(Line((at[-1], (right + 10, end)), "axis", 1.0))
         items.append(Line(((right + 12, end), (right + 27, end)), look, 3.0))
         items.append(Text(right + 31, end + 4, curve.name, "text", 12.0, "start"))
-        shapes.append(ShapeGroup(items, title=f"{curve.name}: {_told(curve)}"))
+        shapes.append(ShapeGroup(items, title=f"{curve.name}: {_range_text(curve)}"))
     shapes.append(Text((_LEFT + right) / 2, _HEIGHT - 8, "size of the data", "soft", 12.0))
-    about = "; ".join(f"{curve.name}: {_told(curve)}" for curve in drawn)
+    about = "; ".join(f"{curve.name}: {_range_text(curve)}" for curve in drawn)
     return Picture(shapes, _WIDTH, max(_HEIGHT, max(ends, default=0.0) + 12), title, about)
 
 
 def _looks(curves: Sequence[Curve]) -> list[str]:
-    """A colour each, dashed once all have been taken."""
-    found: list[str] = []
+    """One colour per curve; dashed after all colours are used."""
+    looks: list[str] = []
     number = -1
     for curve in curves:
         number += not curve.dashed
         dashed = curve.dashed or number >= SERIES
-        found.append(f"s{max(number, 0) % SERIES} curve{' dashed' if dashed else ''}")
-    return found
+        looks.append(f"s{max(number, 0) % SERIES} curve{' dashed' if dashed else ''}")
+    return looks
 
 
 def _last(curve: Curve) -> float:
     return next(value for _, value in reversed(curve.points) if value > 0)
 
 
-def _told(curve: Curve) -> str:
+def _range_text(curve: Curve) -> str:
     moving = [(size, value) for size, value in curve.points if value > 0]
     return f"{moving[0][1]:.4g} at {size_text(moving[0][0])} to {moving[-1][1]:.4g} at {size_text(moving[-1][0])}"
 
 
-def _spread_ends(wanted: Sequence[float], step: float = 14.0) -> list[float]:
-    """Heights of names near the wanted ones, none on another."""
+def _spread_ends(heights: Sequence[float], step: float = 14.0) -> list[float]:
+    """Heights of names near the desired ones, without overlaps."""
     placed: dict[int, float] = {}
     below = -1e9
-    for i in sorted(range(len(wanted)), key=lambda i: (wanted[i], i)):
-        below = placed[i] = max(wanted[i], below + step)
+    for i in sorted(range(len(heights)), key=lambda i: (heights[i], i)):
+        below = placed[i] = max(heights[i], below + step)
     shift = max(0.0, below - (_HEIGHT - _BOTTOM)) if placed else 0.0
     top = min(placed.values(), default=0.0)
     shift = min(shift, max(0.0, top - _TOP))
-    return [placed[i] - shift for i in range(len(wanted))]
+    return [placed[i] - shift for i in range(len(heights))]
 
 
 def _value_axis(low: float, high: float, y: Callable[[float], float], right: float) -> list[Shape]:
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     digits = (1, 2, 5) if high - low > 1 else range(1, 10)
     for value in (digit * 10.0**power for power in range(floor(low), ceil(high) + 1) for digit in digits):
         if low - 1e-9 <= log10(value) <= high + 1e-9:
-            found.append(Line(((_LEFT, y(value)), (right, y(value))), "axis", 0.8))
-            found.append(Text(_LEFT - 6, y(value) + 4, f"{value:g}", "soft", 12.0, "end"))
-    return found
+            shapes.append(Line(((_LEFT, y(value)), (right, y(value))), "axis", 0.8))
+            shapes.append(Text(_LEFT - 6, y(value) + 4, f"{value:g}", "soft", 12.0, "end"))
+    return shapes
 
 
-#: The width of a size below its axis.
+#: Width of a size label below its axis.
 _PER_SIZE = 40.0
 
 
 def _size_axis(first: float, last: float, x: Callable[[float], float]) -> list[Shape]:
     step = max(1, ceil((last - first) * _PER_SIZE / (x(2**last) - x(2**first))))
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     for power in range(ceil(first), floor(last + 1e-9) + 1, step):
-        found.append(Line(((x(2**power), _HEIGHT - _BOTTOM), (x(2**power), _HEIGHT - _BOTTOM + 4)), "axis", 1.0))
-        found.append(Text(x(2**power), _HEIGHT - _BOTTOM + 18, size_text(2**power), "soft", 12.0))
-    return found
+        shapes.append(Line(((x(2**power), _HEIGHT - _BOTTOM), (x(2**power), _HEIGHT - _BOTTOM + 4)), "axis", 1.0))
+        shapes.append(Text(x(2**power), _HEIGHT - _BOTTOM + 18, size_text(2**power), "soft", 12.0))
+    return shapes
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """``words`` stand behind its end; ``series`` chooses its colour."""
+    """A bar; ``words`` are printed after its end, ``series`` selects its colour."""
 
     name: str
     value: float
@@ -132,7 +132,7 @@ class Bar:
 
 
 def bars_picture(title: str, bars: Sequence[Bar], level: tuple[str, float] | None = None) -> Picture:
-    """Bars that lie, one below another, from the first; ``level`` is a line across them all."""
+    """Horizontal bars, the first on top; ``level`` is a line across them all."""
     left = max([Text(0, 0, bar.name).width for bar in bars] or [0]) + 14
     room = max([Text(0, 0, bar.words).width for bar in bars] or [0]) + 12
     most = max([bar.value for bar in bars] + ([level[1]] if level else [])) or 1.0
@@ -160,7 +160,7 @@ def bars_picture(title: str, bars: Sequence[Bar], level: tuple[str, float] | Non
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """In row ``row`` something of series ``series`` went on from ``begin_s`` to ``end_s``."""
+    """An activity of series ``series`` in row ``row``, from ``begin_s`` to ``end_s``."""
 
     row: int
     begin_s: float
@@ -171,7 +171,7 @@ class Span:
 def timeline_picture(
     title: str, rows: Sequence[str], spans: Sequence[Span], seconds: float, series: Mapping[int, str]
 ) -> Picture:
-    """A row per link, coloured by what moved over it when. The group ``time`` says where its axis lies."""
+    """One row per link, coloured by share over time. The group ``time`` records the place of its axis."""
     left = max([Text(0, 0, row, size=11).width for row in rows] or [0]) + 12
     right, top, step = 600.0, 26.0, 15.0 if len(rows) > 16 else 20.0
     scale = (right - left) / seconds
@@ -207,12 +207,12 @@ def timeline_picture(
 
 
 def _joined(spans: Sequence[Span], gap_s: float) -> list[Span]:
-    """Spans of one row and series with no more than ``gap_s`` between them as one."""
-    found: list[Span] = []
+    """Merge spans of one row and series with gaps of at most ``gap_s``."""
+    merged: list[Span] = []
     for span in sorted(spans, key=lambda s: (s.row, s.series, s.begin_s, s.end_s)):
-        before = found[-1] if found else None
+        before = merged[-1] if merged else None
         if before and (before.row, before.series) == (span.row, span.series) and span.begin_s - before.end_s <= gap_s:
-            found[-1] = Span(span.row, before.begin_s, max(before.end_s, span.end_s), span.series)
+            merged[-1] = Span(span.row, before.begin_s, max(before.end_s, span.end_s), span.series)
         else:
-            found.append(span)
-    return found
+            merged.append(span)
+    return merged

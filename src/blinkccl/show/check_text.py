@@ -1,4 +1,4 @@
-"""The audit of a plan as text: a line for each thing that was checked, then the violations."""
+"""The audit of a plan as text: a line for each check, then the violations."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from blinkccl.show.text import Paint, count, plain, rate_text
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.forest.order import shortened
 
-#: Of violations, the most that are printed.
+#: Limit on printed violations.
 SHOWN = 20
 
 
-def audit_text(found: Audit, paint: Paint = plain) -> str:
+def audit_text(audit: Audit, paint: Paint = plain) -> str:
     """The text of ``blink check``."""
-    verdict, faults = found.verdict, found.faults
-    lines = [headline(found.forest)]
-    if found.schema_version < SCHEMA_VERSION:
-        lines.append(f"        schema_version {found.schema_version}, of an earlier blink: its gbps are GB/s")
-    lines += _checker(found.forest, verdict, paint, found.scope)
-    lines += _program(found.program, faults, paint)
-    if found.ok:
+    verdict, faults = audit.verdict, audit.faults
+    lines = [headline(audit.forest)]
+    if audit.schema_version < SCHEMA_VERSION:
+        lines.append(f"        schema_version {audit.schema_version}, of an earlier blink: its gbps are GB/s")
+    lines += _checker(audit.forest, verdict, paint, audit.scope)
+    lines += _program(audit.program, faults, paint)
+    if audit.ok:
         proved = "proved" if verdict.optimal else "proved, but not optimal: see the bound"
         lines.append(paint(proved, "bold green"))
     else:
-        lines.append(paint(f"refused: {count(len(found.all_faults), 'violation')}", "bold red"))
+        lines.append(paint(f"refused: {count(len(audit.all_faults), 'violation')}", "bold red"))
     return "\n".join(lines) + "\n"
 
 
 def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list[str]:
     if verdict.violations:
-        return [*_listed("the plan is not what it says", verdict.violations, paint)]
+        return [*_listed("the plan contradicts itself", verdict.violations, paint)]
     ok = paint("  ok  ", "green")
     assert verdict.rate is not None  # A plan without violations has a rate and a bound.
     assert verdict.bound is not None

@@ -1,8 +1,8 @@
-"""What runs a call of S bytes here, and why: the choice of all algorithms, libblink.so's table, NCCL, and the bound.
+"""The program that runs a call of S bytes, and the reason: the fastest algorithm, libblink.so's row, NCCL, the bound.
 
-libblink.so chooses among the few programs that it plans when a communicator is made; of those its table has rows, the
-same that are asked for here. ``auto`` with a size looks at every algorithm, so it may know of a faster one. Between
-processes of one host it is the row of the host's table that serves the call.
+libblink.so chooses among the few programs that it plans when a communicator is created. Its table has a row for each
+range of sizes, and this module reads the same rows. ``auto`` with a size considers every algorithm, so it may find a
+faster one. Between processes of one host, the row of the host's table serves the call.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from blinkccl.units import algbw_gb_per_s, size_text
 
 @dataclass(frozen=True)
 class Explanation:
-    """All that was found; in the place of what there is not, a sentence without full stop says why.
+    """All results; a missing one is replaced by the reason, a sentence without a full stop.
 
-    ``library`` is the row of libblink.so's table that serves the size, ``choice`` the fastest of all algorithms and the
-    runner-up, ``summary`` what the fastest spends its time on, None where nothing moves, or what moves was measured and
-    not simulated. ``measured`` is what was gone by, wherever it has the size.
+    ``library`` is the row of libblink.so's table for the size. ``choice`` holds the fastest of all algorithms and the
+    runner-up. ``summary`` is the fastest one's use of time; None if nothing moves, or if the time was measured instead
+    of simulated. ``measured`` is the table that applied to all sizes in it.
     """
 
     request: Request
@@ -63,10 +63,10 @@ class Explanation:
 def explain(
     request: Request, size_bytes: int, conditions: Conditions, measured: MeasuredTable | None = None
 ) -> Explanation:
-    """Plans and times the job; UnsupportedError where no algorithm serves it.
+    """Plan and time the job; UnsupportedError if no algorithm serves it.
 
-    Cost: two to four seconds on 8 GPUs of a DGX-1V without what ``blink`` takes to plan, of which libblink.so's
-    programs for all collectives are most: those for all of them decide what fits into its memory.
+    Cost: two to four seconds on 8 GPUs of a DGX-1V, beside the planning. Most of it is planning libblink.so's programs:
+    those of all collectives together determine which ones fit into its memory.
     """
     code = code_of(request)
     auto = prepare(request, conditions, code, () if measured is None else measured.of(request.ranks))
@@ -75,12 +75,12 @@ def explain(
     summary = summarise(run.traced()) if run is not None and run.seconds and choice.measured is None else None
     nccl = _predictor(request)
     library = _library(request, size_bytes, nccl, measured)
-    theirs = _prediction(request, size_bytes, choice.measured, nccl)
-    return Explanation(request, size_bytes, conditions, code, auto, choice, library, theirs, summary, measured)
+    prediction = _prediction(request, size_bytes, choice.measured, nccl)
+    return Explanation(request, size_bytes, conditions, code, auto, choice, library, prediction, summary, measured)
 
 
 def _predictor(request: Request) -> NcclPredictor | str:
-    """What NCCL is asked of, or why nothing is known of it."""
+    """A predictor of NCCL's time, or the reason why it cannot predict."""
     fault = kernels_fault(request)
     if fault is not None:
         return fault
@@ -90,14 +90,14 @@ def _predictor(request: Request) -> NcclPredictor | str:
 def _prediction(
     request: Request, size_bytes: int, cell: Cell | None, nccl: NcclPredictor | str
 ) -> NcclPrediction | str:
-    """What NCCL takes; what it took at a cell's size, taken from there to the asked one as ours is."""
+    """NCCL's time; from a measured cell, scaled from the cell's size to ``size_bytes`` as Blink's times are."""
     time = None if cell is None else cell.best(NCCL)
     if cell is None or time is None or isinstance(nccl, str) or nccl.caveat:
         return nccl_today(request, size_bytes)
-    now, at_cell = (nccl.at(request.collective, size).seconds for size in (size_bytes, cell.size_bytes))
-    if not now or not at_cell:
+    at_size, at_cell = (nccl.at(request.collective, size).seconds for size in (size_bytes, cell.size_bytes))
+    if not at_size or not at_cell:
         return nccl_today(request, size_bytes)
-    return NcclPrediction(now * time.seconds / at_cell, "NCCL, measured")
+    return NcclPrediction(at_size * time.seconds / at_cell, "NCCL, measured")
 
 
 def _library(
@@ -110,7 +110,7 @@ def _library(
     except BlinkError as error:
         return str(error)
     gpu = gpu_of(request.topology)
-    # libblink.so itself goes by what GPUs took.
+    # libblink.so itself uses only measurements on GPUs.
     cells = measured.of(request.ranks) if measured is not None and measured.kind == GPUS else ()
     rows = rows_of(request.collective, planned, Terms(gpu.capability, gpu.blocks, measured=cells), nccl)
     return next(row for row in rows if row.least <= size_bytes < row.below)
@@ -121,48 +121,48 @@ def _planned(request: Request) -> CandidatePrograms:
     return candidates(place, DEFAULT, gpu_of(request.topology).blocks, {})
 
 
-# As people read it, and as JSON.
-def explain_text(found: Explanation, why: bool = False) -> str:
-    """Who runs it, who is the fastest, what NCCL would do, what the bound is, and what decides.
+# Text and JSON.
+def explain_text(explanation: Explanation, why: bool = False) -> str:
+    """The running program, the fastest algorithm, NCCL's behaviour, the bound, and the decisive costs.
 
-    ``why``: also why the others serve no such job.
+    ``why``: also the reasons why other algorithms do not serve the job.
     """
-    request, best = found.request, found.choice.best
-    size = f"{size_text(found.size_bytes)} ({found.size_bytes:,} bytes)"
+    request, best = explanation.request, explanation.choice.best
+    size = f"{size_text(explanation.size_bytes)} ({explanation.size_bytes:,} bytes)"
     head = f"{request.collective.name} of {size} among GPUs {ids(request.ranks)} of {request.topology.name}"
-    network = found.auto.forest.topology
-    of_bound = best.estimate.algbw_gb_per_s / (float(found.auto.forest.bound) * network.unit_gb_per_s)
+    network = explanation.auto.forest.topology
+    of_bound = best.estimate.algbw_gb_per_s / (float(explanation.auto.forest.bound) * network.unit_gb_per_s)
     lines = [
         head,
-        found.code.about(found.conditions),
+        explanation.code.about(explanation.conditions),
         "",
-        f"here    {_library_text(found.library)}",
-        *_fastest_lines(found.choice),
-        *_measured_lines(found),
-        f"nccl    {_nccl_text(found.nccl, found)}",
-        f"bound   {rate_text(found.auto.forest.bound, network)} at any size, {of_bound:.0%} of it at this one",
-        *certificate_lines(found.auto.forest),
+        f"here    {_library_text(explanation.library)}",
+        *_fastest_lines(explanation.choice),
+        *_measured_lines(explanation),
+        f"nccl    {_nccl_text(explanation.nccl, explanation)}",
+        f"bound   {rate_text(explanation.auto.forest.bound, network)} at any size, {of_bound:.0%} of it at this one",
+        *certificate_lines(explanation.auto.forest),
     ]
-    combined = in_switch(request, found.auto.forest)
+    combined = in_switch(request, explanation.auto.forest)
     if combined is not None:
-        lines.append(in_switch_sentence(combined, found.auto.forest))
+        lines.append(in_switch_sentence(combined, explanation.auto.forest))
     text = "\n".join(lines) + "\n"
-    if found.summary is not None:
-        text += summary_text(best.plan.name, found.summary, best.estimate.seconds)
-    if found.auto.absent:
-        text += f"\n{not_here_text(found.auto.absent, why, '--why')}"
+    if explanation.summary is not None:
+        text += summary_text(best.plan.name, explanation.summary, best.estimate.seconds)
+    if explanation.auto.absent:
+        text += f"\n{not_here_text(explanation.auto.absent, why, '--why')}"
     return text
 
 
 def _library_text(row: ChoiceRow | str) -> str:
-    """What libblink.so does."""
+    """libblink.so's behaviour for the size."""
     if isinstance(row, str):
-        return f"libblink.so has no say: {row}"
+        return f"libblink.so does not apply: {row}"
     if row.candidate is None:
         known = "predicted" if row.margin == PREDICTED_MARGIN else "measured"
         return (
             f"libblink.so leaves it to NCCL {_span(row)}: "
-            f"nothing that it plans is {known} {row.margin:g} times as fast ({row.why})"
+            f"none of its plans is {known} {row.margin:g} times as fast ({row.why})"
         )
     protocol = NCCL_NAMES.get(row.protocol, row.protocol)
     return f"libblink.so runs {row.candidate.algorithm} by {protocol} {_span(row)} ({row.why})"
@@ -180,64 +180,66 @@ def _fastest_lines(choice: Choice) -> list[str]:
     second, left = choice.runner_up, choice.floors_s
     lines = [f"fastest {_timed(choice.best)}"]
     if second is None:
-        return [*lines, "next    none: nothing else serves the job"]
+        return [*lines, "next    none: no other algorithm serves the job"]
     lead = f"{choice.lead:.1%} longer" if choice.lead >= 0.0005 else "as long"
     lines.append(f"next    {_timed(second)}: {lead}")
     slower = [one.plan.name for one in choice.timed[2:]]
     if slower:
         lines.append(f"slower  {', '.join(slower)}")
     if left:
-        least = f"{seconds_text(min(left.values()))} or longer by their fullest links alone"
+        least = f"{seconds_text(min(left.values()))} or longer, from the load of their fullest links"
         lines.append(f"        {', '.join(left)}: {least}, so not simulated")
     return lines
 
 
-def _measured_lines(found: Explanation) -> list[str]:
-    """By whom, where any of this was measured."""
-    table, cell = found.measured, found.choice.measured
+def _measured_lines(explanation: Explanation) -> list[str]:
+    """The origin of measured times, if any."""
+    table, cell = explanation.measured, explanation.choice.measured
     if table is None or cell is None:
         return []
     return [f"by      {table.by}: measured at {size_text(cell.size_bytes)} on {cell.measured}"]
 
 
 def _timed(one: Timed) -> str:
-    found = one.estimate
-    return f"{one.plan.name}: {seconds_text(found.seconds)}, {gb_per_s_text(found.algbw_gb_per_s)} ({found.detail})"
+    time = one.estimate
+    return f"{one.plan.name}: {seconds_text(time.seconds)}, {gb_per_s_text(time.algbw_gb_per_s)} ({time.detail})"
 
 
-def _nccl_text(nccl: NcclPrediction | str, found: Explanation) -> str:
+def _nccl_text(nccl: NcclPrediction | str, explanation: Explanation) -> str:
     if isinstance(nccl, str):
         return f"no model: {nccl}"
-    best_s = found.choice.best.estimate.seconds
-    speed = gb_per_s_text(algbw_gb_per_s(found.size_bytes, nccl.seconds)) if nccl.seconds else "nothing moves"
-    # What was measured and what is predicted are not held against each other.
-    alike = found.choice.measured is None or found.choice.measured.best(NCCL) is not None
-    against = f", {nccl.seconds / best_s:.2f} times as long as the fastest" if best_s and alike else ""
+    best_s = explanation.choice.best.estimate.seconds
+    speed = gb_per_s_text(algbw_gb_per_s(explanation.size_bytes, nccl.seconds)) if nccl.seconds else "nothing moves"
+    # Measured and predicted times are not compared.
+    comparable = explanation.choice.measured is None or explanation.choice.measured.best(NCCL) is not None
+    against = f", {nccl.seconds / best_s:.2f} times as long as the fastest" if best_s and comparable else ""
     return f"{nccl.words}: {seconds_text(nccl.seconds)}, {speed}{against}"
 
 
-def explain_document(found: Explanation) -> dict[str, Any]:
+def explain_document(explanation: Explanation) -> dict[str, Any]:
     """The object of ``blink explain --json``."""
-    request, forest = found.request, found.auto.forest
-    best = found.choice.best.estimate
+    request, forest = explanation.request, explanation.auto.forest
+    best = explanation.choice.best.estimate
     return {
         "collective": request.collective.name,
         "topology": request.topology.name,
         "ranks": list(request.ranks),
-        "size_bytes": found.size_bytes,
-        "code": found.code.name,
-        "libblink": _row_document(found.library),
-        "choice": choice_document(found.choice),
-        "measured_by": found.measured.by if found.measured is not None and found.choice.measured is not None else None,
-        "absent": dict(found.auto.absent),
-        "nccl": {"why_not": found.nccl}
-        if isinstance(found.nccl, str)
-        else {"how": found.nccl.words, "seconds": found.nccl.seconds},
+        "size_bytes": explanation.size_bytes,
+        "code": explanation.code.name,
+        "libblink": _row_document(explanation.library),
+        "choice": choice_document(explanation.choice),
+        "measured_by": explanation.measured.by
+        if explanation.measured is not None and explanation.choice.measured is not None
+        else None,
+        "absent": dict(explanation.auto.absent),
+        "nccl": {"why_not": explanation.nccl}
+        if isinstance(explanation.nccl, str)
+        else {"how": explanation.nccl.words, "seconds": explanation.nccl.seconds},
         "bound_gb_per_s": float(forest.bound) * forest.topology.unit_gb_per_s,
         "in_switch_gb_per_s": combined.algbw_gb_per_s
         if isinstance(combined := in_switch(request, forest), Forest)
         else None,
-        "decided_by": None if found.summary is None else decided_document(best, found.summary),
+        "decided_by": None if explanation.summary is None else decided_document(best, explanation.summary),
     }
 
 
@@ -258,7 +260,7 @@ def _row_document(row: ChoiceRow | str) -> dict[str, Any]:
 # Between processes of one host.
 @dataclass(frozen=True)
 class HostExplanation:
-    """``ways``: what serves the call, and its variants; ``cell``: what was measured there, None nothing."""
+    """``ways``: the algorithm for the call, and its variants; ``cell``: the measurement for the size, or None."""
 
     collective: Collective
     size_bytes: int
@@ -267,17 +269,17 @@ class HostExplanation:
     cell: Cell | None
 
     def text(self) -> str:
-        """For people."""
+        """The report."""
         ranks = self.collective.world_size
         first, *variants = self.ways
-        here = label(first)
+        way = label(first)
         if variants:
-            here += f", or {', or '.join(label(row) for row in variants)}: the group measures which while it works"
+            way += f", or {', or '.join(label(row) for row in variants)}: the group measures the fastest at run time"
         lines = [
             f"{self.collective.name} of {size_text(self.size_bytes)} ({self.size_bytes:,} bytes) among {ranks} ranks "
             "of this host, on its CPUs",
             "",
-            f"here    {here}",
+            f"way    {way}",
             f"why     {self._why()}",
         ]
         return "\n".join(lines) + "\n"
@@ -285,16 +287,16 @@ class HostExplanation:
     def _why(self) -> str:
         cell = self.cell
         if cell is None:
-            return f"built in; blink tune -g {self.collective.world_size} measures what is the fastest on this machine"
+            return f"built-in choice; blink tune -g {self.collective.world_size} measures the fastest on this machine"
         took = f"blink tune measured {cell.tried} candidates at {size_text(cell.size_bytes)} on {cell.measured}"
-        now, base = cell.times[0], cell.times[-1]
-        if now.algorithm == BUILT_IN or not cell.confirmed:
-            return f"{took}, and none was clearly faster than what is built in ({seconds_text(base.seconds)})"
-        gain = f"{seconds_text(now.seconds)}, and {seconds_text(base.seconds)} as it is built in"
+        fastest, base = cell.times[0], cell.times[-1]
+        if fastest.algorithm == BUILT_IN or not cell.confirmed:
+            return f"{took}, and none was clearly faster than the built-in choice ({seconds_text(base.seconds)})"
+        gain = f"{seconds_text(fastest.seconds)}, and {seconds_text(base.seconds)} for the built-in choice"
         return f"{took}: {gain} ({self.source})"
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The JSON object."""
         return {
             "collective": self.collective.name,
             "ranks": self.collective.world_size,
@@ -306,7 +308,7 @@ class HostExplanation:
 
 
 def explain_host(collective: Collective, size_bytes: int) -> HostExplanation:
-    """By the table that a group would read now."""
+    """The explanation from the table that a group would read at present."""
     ranks = collective.world_size
     table, path, cell = table_for(ranks), path_of_host(ranks), None
     if table.source and path is not None:

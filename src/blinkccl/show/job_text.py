@@ -1,4 +1,4 @@
-"""A live job as text: every rank, what it waits for, and for whom everybody waits in the end."""
+"""A live job as text: every rank, its wait, and the ranks that all others wait for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _STYLES = {"gone": "bold red", "stopped": "bold yellow", "absent": "yellow", "wa
 
 
 def job_text(pid: int, groups: list[GroupState], paint: Paint = plain, width: int | None = None) -> str:
-    """The groups of process ``pid``, a table and some sentences each."""
+    """The groups of process ``pid``, each as a table and some sentences."""
     return "\n\n".join(_group_text(pid, group, paint, width) for group in groups) + "\n"
 
 
 def _group_text(pid: int, group: GroupState, paint: Paint, width: int | None) -> str:
-    head = f"Group of {count(group.size, 'rank')} that process {pid} is in (segment {group.segment})"
+    head = f"Group of {count(group.size, 'rank')} with process {pid} (segment {group.segment})"
     lines = [fit(head, width), ""]
 
     def look(row: int, _: str) -> str:
@@ -43,32 +43,32 @@ def _row(rank: RankState) -> list[str]:
 
 
 def _conclusions(group: GroupState) -> list[str]:
-    """Who is to be looked at."""
+    """Sentences on the ranks that cause the waits."""
     if group.failure is not None:
         return [f"This group has ended: {group.failure}"]
-    found = []
+    sentences = []
     for rank, by in group.awaited().items():
         end = group.ranks[rank]
         waiters = f"{'rank' if len(by) == 1 else 'ranks'} {ids(by)} {'waits' if len(by) == 1 else 'wait'}"
         if end.peer is not None:
-            found.append(f"In the end {waiters} in a circle, which rank {rank} is in")
+            sentences.append(f"Cause: {waiters} in a cycle that contains rank {rank}")
         else:
-            found.append(f"In the end {waiters} for rank {rank} (process {end.pid}): {_doing(end)}")
-    return found or ["Nobody waits"]
+            sentences.append(f"Cause: {waiters} for rank {rank} (process {end.pid}): {_doing(end)}")
+    return sentences or ["No rank waits"]
 
 
 def _doing(rank: RankState) -> str:
     calls = f"after call {rank.calls}" if rank.calls else "before its first call"
     match rank.state:
         case "stopped":
-            return "a signal or a debugger stopped it; kill -CONT lets it go on"
+            return "a signal or a debugger stopped it; kill -CONT resumes it"
         case "gone":
             return "its process has ended"
         case "left":
             return "it has closed the group"
         case "absent":
-            return "it has not come yet"
+            return "it has not joined yet"
         case "between calls":
             return f"it is in the program's own code, {calls}"
         case _:
-            return f"it is at work in call {rank.calls}"
+            return f"it is running call {rank.calls}"

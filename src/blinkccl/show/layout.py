@@ -1,10 +1,10 @@
-"""Where the parts of a machine stand in a picture, and how its links run between them: pure geometry, no colours.
+"""Places of a machine's parts in a picture, and routes of its links: pure geometry without colours.
 
-A server is a box, drawn as people draw it: processors on top, PCIe switches below them, then the GPUs, in a row over
-their NVSwitch, or on circles, one per socket, where links join them directly. Servers stand in rows, and the network
-between them is a rail above each row. Both directions of a link are lines of their own, each on the right of its way,
-as on a road. With many servers the picture is *folded*: what a server holds is there, and whoever draws hides it until
-somebody looks closer.
+A server is a box in the usual form: processors on top, PCIe switches below them, then the GPUs. GPUs stand in a row
+over their NVSwitch, or on circles, one per socket, if links join them directly. Servers stand in rows, and the network
+between them is a rail above each row. The two directions of a link are separate lines, each on the right of its
+direction, as on a road. A picture of many servers is *folded*: the contents of a server exist, but are hidden until a
+reader zooms in.
 
 Lengths are in px at scale 1. The same topology gives the same places.
 """
@@ -20,18 +20,18 @@ from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.model import FAST_KINDS, Topology, Vertex
 
 Point = tuple[float, float]
-#: A box with a name in it, and the space around one.
+#: Size of a box with a name in it, and the space around it.
 NODE_W, NODE_H, GAP = 58.0, 26.0, 16.0
-#: From one row of boxes to the next; from a server's border to what it holds, with its name on top.
+#: Distance between rows of boxes; margin between a server's border and its contents, and height of its name.
 ROW, MARGIN, HEAD = 74.0, 18.0, 26.0
-#: From a rail of the network to the servers below it, and its own height.
+#: Distance from a rail of the network to the servers below it, and the rail's height.
 RAIL_GAP, RAIL_H = 44.0, 24.0
-#: Ranks that stand in one row, and from which on circles have dots without names.
+#: Limit on ranks in one row, and limit on ranks with names on a circle.
 IN_ROW, NAMED_ON_CIRCLE = 10, 40
-#: More servers than this are folded.
+#: Above this number, servers are folded.
 UNFOLDED = 8
 _DOT = 14.0
-#: How far a link bends to go around a box, in the order in which it is tried.
+#: Bends of a link around a box, in order of trial.
 _BENDS = (0.0, 34.0, -34.0, 62.0, -62.0, 100.0, -100.0, 150.0, -150.0)
 _TORUS = re.compile(r"torus:\d+(x\d+)+")
 
@@ -49,15 +49,15 @@ class DrawnPlace:
         return replace(self, x=self.x + dx, y=self.y + dy)
 
     def holds(self, point: Point, margin: float = 0.0) -> bool:
-        """Whether ``point`` is inside, or within ``margin`` of it."""
+        """True if ``point`` is inside, or within ``margin`` of the box."""
         return abs(point[0] - self.x) < self.w / 2 + margin and abs(point[1] - self.y) < self.h / 2 + margin
 
     def meets(self, other: DrawnPlace) -> bool:
-        """Whether the two overlap."""
+        """True if both boxes overlap."""
         return 2 * abs(self.x - other.x) < self.w + other.w and 2 * abs(self.y - other.y) < self.h + other.h
 
     def towards(self, point: Point) -> Point:
-        """Where the way from the centre to ``point`` leaves the box."""
+        """The point of the border on the way from the centre to ``point``."""
         dx, dy = point[0] - self.x, point[1] - self.y
         part = min(self.w / 2 / abs(dx) if dx else 1e9, self.h / 2 / abs(dy) if dy else 1e9)
         return self.x + dx * min(part, 1.0), self.y + dy * min(part, 1.0)
@@ -75,9 +75,9 @@ class Server:
 
 @dataclass(frozen=True)
 class PictureLayout:
-    """``places`` by vertex; a network's vertex has a rail above each row of servers, and its place is the first one.
+    """``places`` by vertex; a network's vertex has a rail above each row of servers, the first of which is its place.
 
-    ``routes``: the two ends of each directed link, or these and the control point of a parabola between them.
+    ``routes``: the two ends of each directed link, or these and the control point of a parabola.
     """
 
     places: Mapping[int, DrawnPlace]
@@ -90,9 +90,9 @@ class PictureLayout:
 
 
 def layout(topology: Topology, sockets: Mapping[int, int] | None = None) -> PictureLayout:
-    """Places and routes of all vertices and links; ``sockets`` name the processor of a rank, by the whole machine.
+    """Places and routes of all vertices and links; ``sockets`` gives the processor of a rank in the whole machine.
 
-    Cost: O(links × vertices of a server), of all servers for cables between few.
+    Cost: O(links × vertices of a server); for cables between few servers, O(links × vertices of all).
     """
     homes = sorted({topology.vertex[rank].server for rank in topology.ranks})
     blocks = [_server(topology, home, sockets or sockets_of(topology)) for home in homes]
@@ -119,12 +119,12 @@ def layout(topology: Topology, sockets: Mapping[int, int] | None = None) -> Pict
 
 
 def _columns(count: int, w: float, h: float) -> int:
-    """As many as make the whole about 16 by 10."""
+    """The number of columns that makes the picture about 16 by 10."""
     return max(1, min(count, round(sqrt(count * h / w * 1.6))))
 
 
 def _rails(lone: Sequence[int], width: float, heights: Sequence[float]) -> dict[int, tuple[DrawnPlace, ...]]:
-    """A rail per row of servers for each vertex between them; several share the width."""
+    """One rail per row of servers for each vertex between them; several vertices share the width."""
     part = (width - 2 * GAP - (len(lone) - 1) * GAP) / max(1, len(lone))
     return {
         vertex: tuple(DrawnPlace(GAP + part / 2 + i * (part + GAP), y, part, RAIL_H) for y in heights)
@@ -133,21 +133,21 @@ def _rails(lone: Sequence[int], width: float, heights: Sequence[float]) -> dict[
 
 
 def sockets_of(topology: Topology) -> dict[int, int]:
-    """The host that each rank reaches over PCIe switches; ranks without one are left out."""
+    """The host of each rank over PCIe switches; ranks without one are left out."""
     near: dict[int, list[int]] = {}
     for link in topology.links:
         if link.kind == "pcie":
             near.setdefault(link.src, []).append(link.dst)
-    found = {}
+    hosts_of = {}
     for rank in topology.ranks:
-        level, seen = [rank], {rank}
-        while level and rank not in found:
-            level = [v for u in level for v in near.get(u, ()) if topology.is_transit(v) and v not in seen]
-            seen.update(level)
+        level, reached = [rank], {rank}
+        while level and rank not in hosts_of:
+            level = [v for u in level for v in near.get(u, ()) if topology.is_transit(v) and v not in reached]
+            reached.update(level)
             hosts = sorted(v for v in level if topology.vertex[v].kind in ("host", "memory"))
             if hosts:
-                found[rank] = hosts[0]
-    return found
+                hosts_of[rank] = hosts[0]
+    return hosts_of
 
 
 # One server.
@@ -186,7 +186,7 @@ def _server(topology: Topology, home: int, sockets: Mapping[int, int]) -> _Drawn
 
 
 def _rows(ranks: Sequence[int], bars: Sequence[int]) -> dict[int, DrawnPlace]:
-    """Ranks in rows above and below the switch that joins them; each second row is set off, so that links pass."""
+    """Ranks in rows above and below the switch that joins them; every second row is shifted to let links pass."""
     step = NODE_W + GAP
     per_row = len(ranks) if len(ranks) <= IN_ROW else ceil(len(ranks) / (2 * ceil(len(ranks) / 36)))
     rows = [ranks[i : i + per_row] for i in range(0, len(ranks), per_row)]
@@ -205,7 +205,7 @@ def _rows(ranks: Sequence[int], bars: Sequence[int]) -> dict[int, DrawnPlace]:
 
 
 def _circles(ranks: Sequence[int], sockets: Mapping[int, int]) -> dict[int, DrawnPlace]:
-    """Ranks on a circle per socket, each second one mirrored: what two sockets join stands face to face."""
+    """Ranks on one circle per socket, every second one mirrored, so that linked ranks face each other."""
     groups: dict[int, list[int]] = {}
     for rank in ranks:
         groups.setdefault(sockets.get(rank, -1), []).append(rank)
@@ -227,7 +227,7 @@ def _circles(ranks: Sequence[int], sockets: Mapping[int, int]) -> dict[int, Draw
 
 
 def _torus(name: str, ranks: Sequence[int]) -> dict[int, DrawnPlace] | None:
-    """A grid for the family whose name says that it is one; of more than two sides one grid below another."""
+    """A grid for a topology named as a torus; with more than two sides, one grid below another."""
     sides = [int(side) for side in name.removeprefix("torus:").split("x")] if _TORUS.fullmatch(name) else []
     if not sides or prod(sides) != len(ranks):
         return None
@@ -244,10 +244,10 @@ def _bar_row(bars: Sequence[int], places: Mapping[int, DrawnPlace]) -> dict[int,
 
 
 def _add_levels(places: dict[int, DrawnPlace], rest: Sequence[Vertex], near: Mapping[int, Sequence[int]]) -> None:
-    """Above the ranks PCIe switches by their distance from ranks, processors, and NICs on top.
+    """Add levels above the ranks: PCIe switches by their distance from ranks, processors, and NICs on top.
 
-    Where a switch stands right above a rank, as it has no other, what goes up from there would meet it: there NICs are
-    the lowest, between two ranks.
+    If a rank has a switch of its own right above it, links from higher NICs would cross the switch. Then the NICs form
+    the lowest level, between two ranks.
     """
     ranks = set(places)
     alone = any(v.kind == "switch" and len(ranks.intersection(near[v.id])) == 1 for v in rest)
@@ -262,34 +262,34 @@ def _add_levels(places: dict[int, DrawnPlace], rest: Sequence[Vertex], near: Map
     middle = (min(p.x for p in places.values()) + max(p.x for p in places.values())) / 2
     for (kind, _), row in sorted(levels.items()):
         height -= ROW
-        wanted = {}
+        positions = {}
         for one in row:
             below = [places[other].x for other in near[one] if other in places]
-            wanted[one] = (sum(below) / len(below) if below else middle) + (0.0 if kind else beside)
-        places.update((one, DrawnPlace(x, height)) for one, x in _spread(wanted).items())
+            positions[one] = (sum(below) / len(below) if below else middle) + (0.0 if kind else beside)
+        places.update((one, DrawnPlace(x, height)) for one, x in _spread(positions).items())
 
 
 def _distances(starts: Sequence[int], near: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    found = dict.fromkeys(starts, 0)
+    steps = dict.fromkeys(starts, 0)
     level = list(starts)
     while level:
         following = []
         for u in level:
             for v in near[u]:
-                if v not in found:
-                    found[v] = found[u] + 1
+                if v not in steps:
+                    steps[v] = steps[u] + 1
                     following.append(v)
         level = following
-    return found
+    return steps
 
 
-def _spread(wanted: Mapping[int, float]) -> dict[int, float]:
-    """The wanted places, moved apart as far as boxes need, about their common middle."""
-    order = sorted(wanted, key=lambda vertex: (wanted[vertex], vertex))
+def _spread(positions: Mapping[int, float]) -> dict[int, float]:
+    """The desired positions, moved apart as far as boxes need, about their common centre."""
+    order = sorted(positions, key=lambda vertex: (positions[vertex], vertex))
     placed: list[float] = []
     for vertex in order:
-        placed.append(max(wanted[vertex], placed[-1] + NODE_W + GAP / 2) if placed else wanted[vertex])
-    shift = sum(wanted[vertex] - x for vertex, x in zip(order, placed, strict=True)) / len(order)
+        placed.append(max(positions[vertex], placed[-1] + NODE_W + GAP / 2) if placed else positions[vertex])
+    shift = sum(positions[vertex] - x for vertex, x in zip(order, placed, strict=True)) / len(order)
     return {vertex: x + shift for vertex, x in zip(order, placed, strict=True)}
 
 
@@ -305,25 +305,25 @@ def _routes(
         if len(server.members) <= NAMED_ON_CIRCLE:
             inside[server.number] = [p for p in (places[v] for v in server.members) if p.w <= NODE_W]
     cables = {(x.src, x.dst) for x in cables_of(topology)} if len(inside) <= UNFOLDED else set()
-    found: dict[tuple[int, int], tuple[Point, ...]] = {}
+    routes: dict[tuple[int, int], tuple[Point, ...]] = {}
     for link in topology.links:
         ends = (link.src, link.dst)
-        back = found.get((link.dst, link.src))
+        back = routes.get((link.dst, link.src))
         if back is None:
             a, b = (_nearest(v, w, places, rails) for v, w in (ends, ends[::-1]))
             homes = inside if ends in cables else (topology.vertex[link.src].server,)
             near = [p for home in homes for p in inside.get(home, ())]
             others = [p for p in near if p not in (places[link.src], places[link.dst])]
-            found[ends] = _way(a, b, others)
+            routes[ends] = _way(a, b, others)
         else:
-            found[ends] = (back[1], back[0], *back[2:])
-    return {ends: _to_the_right(route, 1.9) if ends[::-1] in found else route for ends, route in found.items()}
+            routes[ends] = (back[1], back[0], *back[2:])
+    return {ends: _to_the_right(route, 1.9) if ends[::-1] in routes else route for ends, route in routes.items()}
 
 
 def _nearest(
     vertex: int, other: int, places: Mapping[int, DrawnPlace], rails: Mapping[int, tuple[DrawnPlace, ...]]
 ) -> DrawnPlace:
-    """The box of ``vertex``, or the piece of its rail or bar that is right above or below ``other``."""
+    """The box of ``vertex``, or the part of its rail or bar right above or below ``other``."""
     place, end = places[vertex], places[other]
     if vertex in rails:
         above = [rail for rail in rails[vertex] if rail.y < end.y]
@@ -335,7 +335,7 @@ def _nearest(
 
 
 def _way(a: DrawnPlace, b: DrawnPlace, others: Sequence[DrawnPlace]) -> tuple[Point, ...]:
-    """From border to border, with the least bend that keeps clear of ``others``."""
+    """A route from border to border, with the least bend that avoids ``others``."""
     middle = ((a.x + b.x) / 2, (a.y + b.y) / 2)
     length = hypot(b.x - a.x, b.y - a.y) or 1.0
     normal = ((b.y - a.y) / length, -(b.x - a.x) / length)
@@ -357,7 +357,7 @@ def _to_the_right(route: tuple[Point, ...], by: float) -> tuple[Point, ...]:
 
 
 def curve(route: tuple[Point, ...]) -> Callable[[float], Point]:
-    """The point of a route at a part of its way, 0 to 1."""
+    """The point of a route at a fraction of its length, 0 to 1."""
     a, b = route[:2]
     control = route[2] if len(route) > 2 else ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
 

@@ -1,8 +1,8 @@
-"""What is trained: a network's parameter tensors in forward order, its work per layer, and how long a GPU takes for it.
+"""Neural networks for training: parameter tensors in forward order, work per layer, and compute time on a GPU.
 
-The four networks are those of Blink, MLSys 2020, §5.4, as torchvision defines them, since Blink trains with PyTorch.
-Their shapes are written down here and all counts follow from these. Times come from published throughputs, which
-``models.toml`` lists with their sources; a number for which none was found is marked ``assumed`` there.
+The four networks are those of Blink, MLSys 2020, §5.4, as defined in torchvision, since Blink trains with PyTorch.
+This file lists their shapes, from which all counts follow. Times come from published throughputs, which ``models.toml``
+lists with their sources; a number without a source is marked ``assumed`` there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from blinkccl.errors import UnsupportedError, UsageError
 
-#: What part of a GPU's peak a transformer's training is taken to reach: Megatron-LM reports 0.44 to 0.52 on A100s
+#: Assumed fraction of a GPU's peak in a transformer's training: Megatron-LM reports 0.44 to 0.52 on A100s
 #: (Narayanan et al. 2021, table 1).
 PART_OF_PEAK = 0.45
 #: Output side and output channels of the four stages of a ResNet, before a bottleneck's expansion.
@@ -40,8 +40,8 @@ class Layer:
     """One step of the forward pass.
 
     ``forward_flops`` is the work per sample: two per multiply-add of convolutions and matrices. Normalisation,
-    activation, pooling and bias count as none, as in torchvision's figures. ``input_gradient`` is false for the layer
-    that reads the image: nobody needs its gradient.
+    activation, pooling and bias count as zero, as in torchvision's figures. ``input_gradient`` is false for the layer
+    that reads the image, whose gradient is not needed.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Layer:
 
     @property
     def backward_flops(self) -> int:
-        """The forward work once for the gradient of the parameters, and once for that of the input."""
+        """The forward work for the gradient of the parameters, and once more for that of the input."""
         return self.forward_flops * (2 if self.input_gradient else 1)
 
 
 @dataclass(frozen=True)
 class NeuralNetwork:
-    """Layers in forward order. ``element_bytes`` is the size of a parameter and of its gradient as they are sent."""
+    """Layers in forward order; ``element_bytes`` is the size of a parameter, and of its gradient when it is sent."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -74,7 +74,7 @@ class NeuralNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """How long one GPU computes for its minibatch, alone."""
+    """Compute time of one GPU for its minibatch, without communication."""
 
     forward_s: float
     backward_s: float
@@ -136,7 +136,7 @@ def _vgg16() -> NeuralNetwork:
 
 
 def _basic_block(name: str, channels_in: int, width: int, side_in: int, side: int) -> Iterator[Layer]:
-    """Two 3 × 3 convolutions; the first one strides. ``side_in`` is that of the input, which no 1 × 1 sees here."""
+    """Two 3 × 3 convolutions, the first with the stride. ``side_in``, the side of the input, is unused here."""
     yield _convolution(f"{name}.conv1", channels_in, width, 3, side)
     yield _normalisation(f"{name}.bn1", width)
     yield _convolution(f"{name}.conv2", width, width, 3, side)
@@ -144,7 +144,7 @@ def _basic_block(name: str, channels_in: int, width: int, side_in: int, side: in
 
 
 def _bottleneck(name: str, channels_in: int, width: int, side_in: int, side: int) -> Iterator[Layer]:
-    """1 × 1, 3 × 3, 1 × 1. The 3 × 3 strides, as torchvision has it; He et al. let the first 1 × 1 do it."""
+    """1 × 1, 3 × 3, 1 × 1. The stride is in the 3 × 3, as in torchvision; He et al. have it in the first 1 × 1."""
     yield _convolution(f"{name}.conv1", channels_in, width, 1, side_in)
     yield _normalisation(f"{name}.bn1", width)
     yield _convolution(f"{name}.conv2", width, width, 3, side)
@@ -175,7 +175,7 @@ def _resnet(
 
 
 def _densenet201() -> NeuralNetwork:
-    """Huang et al. 2017, table 1, as torchvision has it: blocks of 6, 12, 48 and 32 layers of 32 channels each."""
+    """Huang et al. 2017, table 1, as in torchvision: blocks of 6, 12, 48 and 32 layers of 32 channels each."""
     layers = [_convolution("conv0", 3, 64, 7, 112, image=True), _normalisation("norm0", 64)]
     channels = 64
     for block, (side, depth) in enumerate(((56, 6), (28, 12), (14, 48), (7, 32)), start=1):
@@ -195,9 +195,9 @@ def _densenet201() -> NeuralNetwork:
 
 
 def _cosmoflow() -> NeuralNetwork:
-    """CosmoFlow (arXiv 1808.04728) as the benchmark of that name builds it by default (``models/cosmoflow.py``).
+    """CosmoFlow (arXiv 1808.04728) as built by default in the benchmark of that name (``models/cosmoflow.py``).
 
-    Five convolutions of 2 × 2 × 2 over 128³ voxels of 4 values, each with twice the channels and followed by pooling.
+    Five convolutions of 2 × 2 × 2 over 128³ voxels of 4 values; each doubles the channels and is followed by pooling.
     """
     layers: list[Layer] = []
     channels_in, side = 4, 128
@@ -218,9 +218,9 @@ _NETWORKS: dict[str, Callable[[], NeuralNetwork]] = {
     "resnet50": lambda: _resnet("resnet50", (3, 4, 6, 3), _bottleneck, 4),
     "vgg16": _vgg16,
 }
-#: The networks of Blink's Fig 5 and Fig 18, in its order, for which there are times.
+#: The networks of Blink's Fig 5 and Fig 18, in its order; their times are known.
 NETWORKS = tuple(_NETWORKS)
-#: Others of the multi-path UCX article, of which only the shapes are known.
+#: Other networks of the multi-path UCX article, with known shapes but without times.
 _SHAPES: dict[str, Callable[[], NeuralNetwork]] = {
     "resnet152": lambda: _resnet("resnet152", (3, 8, 36, 3), _bottleneck, 4),
     "densenet201": _densenet201,
@@ -233,21 +233,21 @@ def network(name: str) -> NeuralNetwork:
     """The network called ``name``, with 4-byte parameters."""
     known = _NETWORKS | _SHAPES
     if name not in known:
-        raise UnsupportedError(f"no network {name!r} is known; expected one of {', '.join(NETWORKS)}")
+        raise UnsupportedError(f"unknown network {name!r}; expected one of {', '.join(NETWORKS)}")
     return known[name]()
 
 
 def gradient_bytes(model: NeuralNetwork) -> int:
-    """What an AllReduce of all gradients moves."""
+    """Bytes of an AllReduce of all gradients."""
     return model.element_bytes * sum(tensor.elements for layer in model.layers for tensor in layer.tensors)
 
 
 def transformer(parameters: int, layers: int = 80) -> NeuralNetwork:
     """A transformer of ``parameters`` parameters of 2 bytes in ``layers`` equal blocks; a sample is a token.
 
-    Each block has its four matrices as 3 : 1 : 4 : 4. The work is 2 FLOPs per parameter and token forward and 4
-    backward (Kaplan et al. 2020, §2.1), so a step takes 6 · parameters · tokens. Attention's own products, which grow
-    with the sequence, are left out, as they are there.
+    Each block has four matrices with parameters as 3 : 1 : 4 : 4. The work is 2 FLOPs per parameter and token forward
+    and 4 backward (Kaplan et al. 2020, §2.1), so a step takes 6 · parameters · tokens. As there, attention's own
+    products, which grow with the sequence, are left out.
     """
     bounds = [parameters * i // layers for i in range(layers + 1)]
     blocks = tuple(_transformer_block(f"block{i}", bounds[i + 1] - bounds[i]) for i in range(layers))
@@ -267,13 +267,13 @@ def _transformer_block(name: str, parameters: int) -> Layer:
 def compute_time(name: str, gpu: str) -> Compute:
     """Forward and backward time of one minibatch of network ``name`` on one "p100" or "v100", in fp32.
 
-    The minibatch is the original paper's. The whole is images / throughput, at whatever minibatch the throughput was
-    measured; the two passes divide it as measured on a V100. The optimizer's time is in it, since the published
-    throughputs contain it.
+    The minibatch is the original paper's. The total is images / throughput, at the minibatch of the published
+    throughput; it is divided between the passes as measured on a V100. It includes the optimizer's time, as published
+    throughputs do.
     """
     tables = _tables()
     if name not in NETWORKS:
-        raise UnsupportedError(f"no times of network {name!r} are known; expected one of {', '.join(NETWORKS)}")
+        raise UnsupportedError(f"no times are known for network {name!r}; expected one of {', '.join(NETWORKS)}")
     passes = tables["passes"][name]
     total_s = tables["minibatch"][name]["images"] / tables["throughput"][gpu][name]["images_per_s"]
     forward_s = total_s * passes["forward_ms"] / (passes["forward_ms"] + passes["backward_ms"])
@@ -281,26 +281,26 @@ def compute_time(name: str, gpu: str) -> Compute:
 
 
 def work_of(text: str, gpu: str) -> tuple[NeuralNetwork, Compute]:
-    """What somebody typed as a network, and what a step of it computes on one ``gpu``.
+    """The network named by ``text``, and the compute time of its step on one ``gpu``.
 
-    ``resnet50`` and the like, in fp32 by published throughputs; ``resnet152`` and ``densenet201`` by ResNet-50's FLOPs
-    per second; or ``transformer:7B:32:4096``, parameters, blocks and tokens per GPU and step, at :data:`PART_OF_PEAK`
-    of the GPU's dense arithmetic. UsageError where it is none of these, UnsupportedError where nothing is known of the
-    GPU.
+    ``resnet50`` and the like, in fp32 from published throughputs; ``resnet152`` and ``densenet201`` at ResNet-50's
+    FLOPs per second; or ``transformer:7B:32:4096`` (parameters, blocks, tokens per GPU and step), at
+    :data:`PART_OF_PEAK` of the GPU's dense arithmetic. UsageError for other text, UnsupportedError for a GPU without
+    data.
     """
     tables = _tables()
     if text.partition(":")[0] == "transformer":
         parameters, layers, tokens = _transformer_of(text)
         if gpu not in tables["peak"]:
-            raise UnsupportedError(f"no peak of {gpu} GPUs is known, only of {', '.join(tables['peak'])}")
+            raise UnsupportedError(f"no peak rate is known for {gpu} GPUs, only for {', '.join(tables['peak'])}")
         model = transformer(parameters, layers)
         return model, compute_at(model, tokens, PART_OF_PEAK * peak_flops_per_s(gpu))
     if text not in (*NETWORKS, *tables["scaled"]):
         known = ", ".join((*NETWORKS, *tables["scaled"]))
-        raise UsageError(f"no network {text[:40]!r} is known; expected {known} or transformer:PARAMETERS:BLOCKS:TOKENS")
+        raise UsageError(f"unknown network {text[:40]!r}; expected {known} or transformer:PARAMETERS:BLOCKS:TOKENS")
     if gpu not in tables["throughput"]:
         measured = " and ".join(tables["throughput"])
-        raise UsageError(f"no published throughputs for {gpu} GPUs; there are some for {measured}")
+        raise UsageError(f"no published throughputs for {gpu} GPUs, only for {measured}")
     if text in NETWORKS:
         return network(text), compute_time(text, gpu)
     row, model = tables["scaled"][text], network(text)
@@ -312,14 +312,14 @@ def work_of(text: str, gpu: str) -> tuple[NeuralNetwork, Compute]:
 
 def _transformer_of(text: str) -> tuple[int, int, int]:
     """Parameters, blocks and tokens."""
-    found = re.fullmatch(r"transformer:([0-9]{1,6}(?:\.[0-9]{1,3})?)([MB]):([0-9]{1,4}):([0-9]{1,8})", text)
-    parameters = 0 if found is None else int(Fraction(found[1]) * {"M": 10**6, "B": 10**9}[found[2]])
-    if found is None or not (parameters and int(found[3]) and int(found[4])):
+    match = re.fullmatch(r"transformer:([0-9]{1,6}(?:\.[0-9]{1,3})?)([MB]):([0-9]{1,4}):([0-9]{1,8})", text)
+    parameters = 0 if match is None else int(Fraction(match[1]) * {"M": 10**6, "B": 10**9}[match[2]])
+    if match is None or not (parameters and int(match[3]) and int(match[4])):
         raise UsageError(
             f"{text[:60]}: expected transformer:PARAMETERS:BLOCKS:TOKENS, like transformer:7B:32:4096 for 7 billion "
             "parameters in 32 blocks and 4096 tokens per GPU and step"
         )
-    return parameters, int(found[3]), int(found[4])
+    return parameters, int(match[3]), int(match[4])
 
 
 def peak_flops_per_s(gpu: str, sparse: bool = False) -> float:
@@ -329,5 +329,5 @@ def peak_flops_per_s(gpu: str, sparse: bool = False) -> float:
 
 
 def compute_at(model: NeuralNetwork, samples: int, flops_per_s: float) -> Compute:
-    """The time of ``samples`` at ``flops_per_s``: for networks that nobody measured, such as transformers."""
+    """The time of ``samples`` at ``flops_per_s``, for networks without measurements, such as transformers."""
     return Compute(model.forward_flops * samples / flops_per_s, model.backward_flops * samples / flops_per_s)

@@ -1,5 +1,5 @@
-// The page of "blink show": theme, shares on the machine, servers to look into, time, tables. No library, no request.
-// All it needs is in the document: links are groups l0, l1, … of the figure "machine"; "data" has shares and moves.
+// The page of "blink show": theme, shares on the machine, zoom into servers, time, tables. No library, no request.
+// The document has all data: links are groups l0, l1, … of the figure "machine"; "data" has shares and transfers.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -20,7 +20,7 @@
     return element;
   }
 
-  // Light or dark: as the system is, or as was clicked.
+  // Light or dark: the system's theme, or the reader's choice.
   const themes = ["auto", "light", "dark"];
   let theme = 0;
   on(find("theme"), "click", (event) => {
@@ -30,7 +30,7 @@
     event.target.textContent = `theme: ${themes[theme]}`;
   });
 
-  // The machine is drawn once. What changes lies on it: the inside of one server, and marks and dots in front of all.
+  // The machine is drawn once. Changes are drawn on top: the inside of one server, marks, and dots in front of all.
   const home = machine && machine.getAttribute("viewBox");
   const layer = (style) => make("svg", { class: `fig ${style}`, viewBox: home }, machine.parentElement);
   const closer = machine && layer("closer");
@@ -43,20 +43,20 @@
   }
   front?.setAttribute("aria-hidden", "true");
 
-  // One share on the machine, or all of them as load.
+  // One share on the machine, or the load of all shares.
   const cards = all(".card");
-  const ways = new Map(); // link -> its line, and the folded server that it is in
+  const ways = new Map(); // link -> its line, and the folded server around it
   for (const line of machine ? all(".way:not(.bundle)", machine) : []) {
     ways.set(Number(line.id.slice(1)), { path: line.lastElementChild, unit: line.closest(".unit") });
   }
-  const bundles = new Map(); // of a folded cluster: link -> the line that stands for it
+  const bundles = new Map(); // in a folded cluster: link -> the line that represents it
   for (const bundle of all(".bundle")) {
     for (const link of bundle.dataset.links.split(" ")) bundles.set(Number(link), bundle.querySelector("path"));
   }
   const lines = machine && machine.querySelector(".links");
   let chosen = -1, opened = null;
 
-  function mark(links, phase) { // a copy of each line that is seen, in the colour of its stage
+  function mark(links, phase) { // copies of the visible lines, in the colour of their stage
     const drawn = new Set();
     for (const link of links) {
       const { path, unit } = ways.get(link);
@@ -76,7 +76,7 @@
     for (const group of [lines, closer.querySelector(".links")]) group?.classList.toggle("dim", chosen >= 0 || moving);
   }
 
-  function tell() { // which share, of which server
+  function tell() { // announces the share and the server
     const share = chosen < 0 ? "" : `share ${chosen + 1} of ${shares.length}: ${shares[chosen].said}`;
     const server = opened ? opened.querySelector("title").textContent : "";
     find("which").textContent = [server, share].filter(Boolean).join(" · ");
@@ -112,7 +112,7 @@
   if (machine && !proof) find("cut-label")?.remove();
   on(find("show-cut"), "change", (event) => machine.parentElement.classList.toggle("hide-cut", !event.target.checked));
 
-  // A cluster's servers: one is looked into at a time. What it holds moves into a picture that covers the cluster's.
+  // A cluster's servers: one is open at a time. Its contents move into a picture that covers the cluster's.
   function open(unit) {
     if (opened) opened.append(closer.querySelector(".inside"));
     opened = unit;
@@ -132,14 +132,14 @@
     else tell();
   }
 
-  function railsOver(y) { // of the row of servers that begins at y
+  function railsOver(y) { // rails of the row of servers that begins at y
     const top = (rail) => Number(rail.querySelector("rect").getAttribute("y"));
     const above = all(".rail", machine).filter((rail) => top(rail) < y);
     const nearest = Math.max(...above.map(top));
     return above.filter((rail) => top(rail) === nearest);
   }
 
-  function nearby(rail, x) { // as large as what a server holds, its name over the server
+  function nearby(rail, x) { // as large as a server's contents, with its name above the server
     const copy = closer.appendChild(rail.cloneNode(true));
     const box = copy.querySelector("rect"), words = copy.querySelector("text");
     const middle = Number(box.getAttribute("y")) + box.getAttribute("height") / 2;
@@ -148,7 +148,7 @@
   }
 
   for (const unit of machine ? all(".unit", machine) : []) {
-    const box = unit.querySelector("rect"); // it has no words of its own that a name would have to repeat
+    const box = unit.querySelector("rect"); // a box without words, so its name need not repeat any
     box.setAttribute("tabindex", "0");
     box.setAttribute("role", "button");
     box.setAttribute("aria-label", unit.querySelector("title").textContent);
@@ -159,12 +159,12 @@
   }
   on(find("whole"), "click", () => open(null));
 
-  // Time: dots on links where bytes are under way, and a line through the timeline.
+  // Time: dots on links with bytes in transit, and a line through the timeline.
   const slider = find("at"), time = find("time");
   const steps = slider ? Number(slider.max) : 1;
   let cursor = null, playing = 0;
 
-  function point(link, part) { // of a line, or of a parabola whose third point is in the middle
+  function point(link, part) { // on a line, or on a parabola with its third point in the middle
     const way = ways.get(link);
     way.at = way.at || way.path.getAttribute("d").match(/-?[\d.]+/g).map(Number);
     const [x, y] = way.at, [u, v] = way.at.slice(-2), rest = 1 - part;
@@ -236,8 +236,8 @@
     });
   }
 
-  // Tables sort by a click on a column: by number where all cells are numbers, else by letters. Rows stay and words move:
-  // to lay a table's rows out anew takes ten times as long.
+  // A click on a column sorts its table: by number if all cells are numbers, else by letters. Rows stay and words move:
+  // a new layout of the rows would take ten times as long.
   for (const table of all("table.sortable")) {
     all("th", table).forEach((head, column) => {
       const button = document.createElement("button");
@@ -271,7 +271,7 @@
     return (Number(found[1]) / Number(found[2] || 1)) * size;
   }
 
-  // Keys: left and right go through shares, space plays, escape goes back to all.
+  // Keys: left and right select shares, space plays, escape returns to all.
   on(document, "keydown", (event) => {
     if (event.target.closest("input,button,[role=button],[role=region]") && event.key !== "Escape") return;
     if (event.key === "ArrowRight" && shares.length) step(1);

@@ -1,8 +1,8 @@
-"""What there is to show of a plan or a machine, and how it is written: a page, a picture, or text.
+"""Exhibits: the content of a view of a plan or a machine, and its output as a page, a picture, or text.
 
-An :class:`Exhibit` is pure content; the writers add nothing to it. The page is one file without a request to anybody:
-its styles, its script (``page.js``) and its pictures stand inside, and without script it is a document with pictures.
-Same exhibit, same bytes.
+An :class:`Exhibit` holds all content; the writers add nothing. The page is one file that loads nothing: it contains its
+styles, its script (``page.js``) and its pictures, and without script it is a document with pictures.
+Equal exhibits give equal bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from blinkccl.show.words import Said
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with what it shows; ``name`` is its id on the page, ``large`` a cluster to look into."""
+    """A picture with a caption; ``name`` is its id on the page, and ``large`` marks a cluster with zoom."""
 
     picture: Picture
     caption: str
@@ -54,9 +54,10 @@ class Prose:
 
 @dataclass(frozen=True)
 class PlayerStage:
-    """The machine, the trees of its shares, and when what moved: what a reader clicks through.
+    """The interactive part: the machine, the trees of its shares, and the timeline.
 
-    ``shares`` are one picture each, in the order of ``data["shares"]`` of the exhibit; ``more`` are not drawn.
+    ``shares`` has one picture each, in the order of ``data["shares"]`` of the exhibit; ``more`` says how many are
+    missing.
     """
 
     machine: Figure
@@ -67,7 +68,7 @@ class PlayerStage:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two pictures to be compared."""
+    """Two pictures for comparison."""
 
     title: str
     first: Figure
@@ -80,7 +81,7 @@ Part = Figure | Table | Prose | PlayerStage | Pair
 
 @dataclass(frozen=True)
 class Exhibit:
-    """``kind``: plan or topology. ``text`` makes what terminals and files of text have, in so many columns.
+    """``kind``: plan or topology. ``text`` gives the text form, for a number of columns or None.
 
     ``next`` are commands to try; ``data`` is for the script.
     """
@@ -94,18 +95,18 @@ class Exhibit:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: What the end of a file's name asks for.
+#: Suffixes of a file's name, which select the form.
 FORMS = (".html", ".svg", ".txt")
 
 
 def check_form(path: Path) -> None:
-    """Refuses a name that asks for no form that we have."""
+    """Refuse a file name with an unknown suffix."""
     if path.suffix.lower() not in FORMS:
         raise UsageError(f"{path}: expected a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}")
 
 
 def exhibit_file(shown: Exhibit, path: Path) -> str:
-    """The content of a file of that name, in the form that its end says; raises as :func:`check_form`."""
+    """The content of a file with that name, in the form of its suffix; errors as in :func:`check_form`."""
     check_form(path)
     match path.suffix.lower():
         case ".html":
@@ -121,10 +122,10 @@ def exhibit_svg(shown: Exhibit) -> str:
 
 
 def exhibit_cell(shown: Exhibit) -> str:
-    """What a notebook shows: the summary and the pictures, without script."""
+    """HTML for a notebook: the summary and the pictures, without script."""
     rows = "".join(
-        f'<tr><th style="text-align:left">{escape(term)}</th><td style="text-align:left">{escape(said)}</td></tr>'
-        for term, said in shown.summary
+        f'<tr><th style="text-align:left">{escape(term)}</th><td style="text-align:left">{escape(words)}</td></tr>'
+        for term, words in shown.summary
     )
     return f"<div><p><b>{escape(shown.title)}</b></p><table>{rows}</table>{exhibit_svg(shown)}</div>"
 
@@ -135,7 +136,7 @@ def exhibit_document(shown: Exhibit) -> dict[str, Any]:
     return {
         "kind": shown.kind,
         "title": shown.title,
-        "summary": [{"term": term, "said": said} for term, said in shown.summary],
+        "summary": [{"term": term, "said": words} for term, words in shown.summary],
         "tables": [
             {"title": table.title, "header": list(table.header), "rows": [list(r) for r in table.rows]}
             for table in tables
@@ -145,40 +146,40 @@ def exhibit_document(shown: Exhibit) -> dict[str, Any]:
 
 
 def exhibit_picture(shown: Exhibit) -> Picture:
-    """The main pictures as one, as a figure in a paper: the machine, its trees, what moves when, and rates.
+    """The main pictures as one figure, as for a paper: the machine, its trees, the timeline, and rates.
 
-    A cluster is shown alone: all else would be tiny beside it.
+    A cluster is shown alone, because other pictures would be tiny beside it.
     """
-    found: list[Picture] = []
+    pictures: list[Picture] = []
     for part in shown.parts:
         if isinstance(part, Figure):
-            found.append(folded(part.picture))
+            pictures.append(folded(part.picture))
         elif isinstance(part, PlayerStage):
-            found.append(folded(part.machine.picture))
+            pictures.append(folded(part.machine.picture))
             if part.machine.large:
                 break
             if part.shares:
                 trees = stacked(part.shares, _per_row(part.shares))
-                found.append(replace(trees, title="The trees, one per share of the data"))
+                pictures.append(replace(trees, title="The trees, one per share of the data"))
             if part.timeline is not None:
-                found.append(part.timeline.picture)
-    if len(found) == 1:
-        return found[0]
-    whole = stacked(found, 1)
-    return replace(whole, title=shown.title, about=" ".join(f"{term}: {said}" for term, said in shown.summary))
+                pictures.append(part.timeline.picture)
+    if len(pictures) == 1:
+        return pictures[0]
+    whole = stacked(pictures, 1)
+    return replace(whole, title=shown.title, about=" ".join(f"{term}: {words}" for term, words in shown.summary))
 
 
 def _per_row(pictures: Sequence[Picture]) -> int:
-    """As many as are about 1000 px wide."""
+    """The number of pictures that is about 1000 px wide."""
     return max(1, min(len(pictures), int(1000 / (max(picture.width for picture in pictures) + 60))))
 
 
 # The page.
-#: Rows of a table that is shown at once.
+#: Rows of a table that is open at first.
 _FEW = 24
-#: A picture wider than this has the whole width of the page.
+#: Wider pictures take the whole width of the page.
 _HALF = 1000
-#: One of a pair that is wider stands above the other, as words would be too small.
+#: Above this width of one, the pictures of a pair are stacked, to keep words legible.
 _PAIRED = 800
 
 
@@ -212,8 +213,8 @@ def _resource(name: str) -> str:
     return (files("blinkccl.show") / name).read_text(encoding="utf-8")
 
 
-def _summary(said: Sequence[Said]) -> str:
-    rows = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>" for term, words in said)
+def _summary(summary: Sequence[Said]) -> str:
+    rows = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>" for term, words in summary)
     return f'<dl class="summary">{rows}</dl>'
 
 
@@ -252,7 +253,7 @@ def _figure(shown: Figure, named: bool = False) -> str:
 
 
 def _scroll(label: str, inner: str) -> str:
-    """What may be wider than the page, and can be moved by keys."""
+    """A scrollable region for content wider than the page, with keyboard access."""
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{inner}</div>'
 
 
@@ -273,26 +274,26 @@ def _stage(stage: PlayerStage) -> str:
 
 
 _TREES = (
-    '<p class="note">Arrows <span class="up">up</span>: what ranks have is added up on its way to the root (reduce). '
-    'Arrows <span class="down">down</span>: copies on their way from the root (broadcast).</p>'
+    '<p class="note">Arrows <span class="up">up</span>: data of the ranks are reduced on the way to the root. '
+    'Arrows <span class="down">down</span>: copies go from the root to the ranks (broadcast).</p>'
 )
 
 
 def _tools(shares: bool, large: bool) -> str:
-    found = ""
+    controls = ""
     if shares:
-        found += (
+        controls += (
             '<button type="button" id="prev" aria-label="previous share">←</button>'
             '<button type="button" id="all" aria-pressed="true">all shares</button>'
             '<button type="button" id="next" aria-label="next share">→</button>'
             '<label><input type="checkbox" id="up" checked> up</label>'
             '<label><input type="checkbox" id="down" checked> down</label>'
         )
-    found += '<label id="cut-label"><input type="checkbox" id="show-cut" checked> bottleneck</label>'
+    controls += '<label id="cut-label"><input type="checkbox" id="show-cut" checked> bottleneck</label>'
     if large:
-        found += '<button type="button" id="whole" disabled>whole cluster</button>'
-    found += '<output id="which" aria-live="polite"></output>'
-    return f'<div class="tools script" role="group" aria-label="what is drawn">{found}</div>'
+        controls += '<button type="button" id="whole" disabled>whole cluster</button>'
+    controls += '<output id="which" aria-live="polite"></output>'
+    return f'<div class="tools script" role="group" aria-label="visible parts">{controls}</div>'
 
 
 def _player() -> str:

@@ -1,4 +1,4 @@
-"""GPUs to ask for: all sets of a size, ranked by what a collective reaches on them, as JSON and as text."""
+"""Selection of GPUs: all sets of a size, ranked by the rate of a collective on them, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from blinkccl.trees.algorithms.registry import algorithm
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest
 
-#: More sets than this are not tried: at some 5 ms each that is a few minutes.
+#: Limit on sets, which take some 5 ms each: a few minutes.
 MAX_SETS = 20_000
 _NOTHING = Fraction(0)
 _HEADER = ("", "GPUs", "algbw", "NCCL 2.4", "left for others", "", "bottleneck")
@@ -29,7 +29,7 @@ _HEADER = ("", "GPUs", "algbw", "NCCL 2.4", "left for others", "", "bottleneck")
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a collective reaches on a set: ``gb_per_s`` algbw, exact, on ``links`` ("" where none join it)."""
+    """The rate of a collective on a set: ``gb_per_s`` algbw, exact, on ``links`` ("" if none join the set)."""
 
     gb_per_s: Fraction
     links: str
@@ -37,9 +37,9 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One set: what it reaches, and what the best set of the GPUs that it leaves would reach.
+    """One set: its rate, and the rate of the best set of the GPUs that it leaves free.
 
-    ``left`` has the same size where enough GPUs remain, else all that remain; it is empty where fewer than two do.
+    ``left`` has the same size if enough GPUs remain, else it has all that remain; it is empty for fewer than two.
     """
 
     ranks: tuple[int, ...]
@@ -50,7 +50,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All sets, best first, and what was asked."""
+    """All sets, best first, and the request."""
 
     topology: Topology
     collective: str
@@ -60,11 +60,11 @@ class Ranking:
     picks: tuple[Pick, ...]
 
     def forest(self, pick: Pick) -> Forest:
-        """The optimal plan of a set that links join, with the proof of its rate."""
+        """The optimal plan of a connected set, with the proof of its rate."""
         return algorithm("optimal").plan(self._request(pick, pick.reach.links))
 
     def ring(self, pick: Pick) -> RingBaseline:
-        """What rings reach on a set, PCIe included as in NCCL."""
+        """The rings of a set, including PCIe as in NCCL."""
         return ring_baseline(self._request(pick, self.links or LINK_CHOICES[0]))
 
     def _request(self, pick: Pick, links: str) -> Request:
@@ -110,12 +110,12 @@ def rank_sets(
     links: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Ranking:
-    """All sets of ``size`` ≥ 2 of the ``free`` GPUs, by the proved optimal rate, then by what is left for others.
+    """All sets of ``size`` ≥ 2 of the ``free`` GPUs, by the proved optimal rate, then by the rate left for others.
 
-    A set's first GPU is the root; sendrecv goes from the first to the last. A set is judged on ``links``, or where none
-    are chosen on those that join it (:func:`~blinkccl.topology.select.joining_links`). ``progress(done, total)``
-    counts sets. Cost: a plan per set whose links are not those of another up to renumbering; as many again for what is
-    left where that is smaller than ``size``.
+    A set's first GPU is the root; sendrecv goes from the first to the last. Rates are for ``links``; without a choice,
+    for the links that join the set (:func:`~blinkccl.topology.select.joining_links`). ``progress(done, total)``
+    counts sets. Cost: one plan per set, except for sets with equal links up to renumbering. The remaining GPUs cost as
+    many again if they are fewer than ``size``.
     """
     free = tuple(sorted(free))
     if links is not None:
@@ -140,18 +140,18 @@ def _check(free: Sequence[int], size: int, collective: str) -> None:
     if collective not in COLLECTIVES:
         raise UsageError(f"unknown collective {collective!r}; expected one of {', '.join(COLLECTIVES)}")
     if not 2 <= size <= len(free):
-        raise UsageError(f"-k {size}: expected at least 2 GPUs and at most the {len(free)} that are free")
+        raise UsageError(f"-k {size}: expected 2 to {len(free)}, the number of free GPUs")
     if comb(len(free), size) > MAX_SETS:
         raise UsageError(
             f"-k {size} of {len(free)} free GPUs are {comb(len(free), size):,} sets, more "
-            f"than the {MAX_SETS:,} that are tried; name fewer with --free"
+            f"than the limit of {MAX_SETS:,}; name fewer GPUs with --free"
         )
 
 
 def _best_left(
     free: tuple[int, ...], ranks: tuple[int, ...], size: int, order: Sequence[tuple[int, ...]], judge: _Judge
 ) -> tuple[int, ...]:
-    """The best set of those that ``ranks`` leaves free."""
+    """The best set of the GPUs that ``ranks`` leaves free."""
     taken = frozenset(ranks)
     rest = tuple(vertex for vertex in free if vertex not in taken)
     if len(rest) < size:
@@ -166,7 +166,7 @@ def _collective(name: str, size: int) -> Collective:
 
 @dataclass
 class _Judge:
-    """Reach of a set, remembered by its links up to renumbering."""
+    """Rates of sets, cached by their links up to renumbering."""
 
     topology: Topology
     collective: str
@@ -184,7 +184,7 @@ class _Judge:
             links = joining_links(self.topology, ranks)[0] if self.links is None else self.links
             network = network_for(self.topology, ranks, links)
         except TopologyError:
-            return Reach(_NOTHING, "")  # in parts
+            return Reach(_NOTHING, "")  # not connected
         return Reach(self._rate(network, ranks, links) * exact_unit(network), links)
 
     def _rate(self, network: Topology, ranks: tuple[int, ...], links: str) -> Fraction:
@@ -196,7 +196,7 @@ class _Judge:
 
 
 def _shape(network: Topology, ranks: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """The links with vertices renumbered, ranks first, each by its place: equal shapes have equal optima."""
+    """The links with vertices renumbered, ranks first, in order: equal shapes have equal optima."""
     job = frozenset(ranks)
     others = [vertex.id for vertex in network.vertices if vertex.id not in job]
     number = {vertex: i for i, vertex in enumerate((*ranks, *others))}
@@ -205,7 +205,7 @@ def _shape(network: Topology, ranks: tuple[int, ...]) -> Iterator[tuple[int, int
 
 
 def ranking_text(ranking: Ranking, shown: int, paint: Paint = plain, width: int | None = None) -> str:
-    """The ``shown`` best sets and the worst one, each with the rate of a ring and the bottleneck."""
+    """The ``shown`` best sets and the worst one, each with the rate of rings and the bottleneck."""
     best = ranking.picks[:shown]
     worst = ranking.picks[len(best) :][-1:]
     rows = [_row(ranking, str(i + 1), pick) for i, pick in enumerate(best)]
@@ -227,9 +227,9 @@ def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:
         else gb_per_s_text(ring.gb_per_s) + ("" if ring.fast else " (cables)" if ring.cables else " (PCIe)")
     )
     left = f"{{{ids(pick.left)}}}" if pick.left else ""
-    where = bottleneck(ranking.forest(pick).certificate) if pick.reach.links else "no links join these"
+    where = bottleneck(ranking.forest(pick).certificate) if pick.reach.links else "not connected"
     if pick.reach.links not in ("", ranking.links or LINK_CHOICES[0]):
-        where += f" (over {pick.reach.links}: {LINK_CHOICES[0]} links leave them in parts)"
+        where += f" (over {pick.reach.links}: {LINK_CHOICES[0]} links do not connect them)"
     return [
         place,
         ids(pick.ranks),

@@ -1,4 +1,4 @@
-"""A machine as a picture: what stands where, links as wide as they are fast, load as colour, and a proof's cut."""
+"""A machine as a picture: places, links with a width by rate and a colour by load, and the cut of a proof."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from blinkccl.topology.model import RANK_KINDS, Link, Topology, Vertex
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Forest, Partition
 
 Arc = tuple[int, int]
-#: A load of more than this part of a link's rate is shown as full: what was measured or simulated is never exact.
+#: Loads above this part of a link's rate are shown as full, since measured and simulated loads are never exact.
 _FULL = 0.995
 _THIN, _THICK = 1.4, 2.2
 _LABEL = 9
-#: Ranks of a folded server that are shown as boxes.
+#: Limit on boxes for the ranks of a folded server.
 _DOTTED = 16
-#: Marks of prices that are written out.
+#: Limit on prices that are printed.
 MOST_PRICES = 12
-#: Links beyond which both directions are one line without words: a page has to hold them all.
+#: Above this number of links, both directions share a line without words, to limit the size of the page.
 MOST_LINES = 20_000
 _KINDS = {
     "nvlink": "NVLink",
@@ -57,11 +57,11 @@ _LOADS = (
 
 @dataclass(frozen=True)
 class Subject:
-    """What is drawn on a machine.
+    """The subject drawn on a machine.
 
-    ``ranks``: those of the job, None for all. ``links``: those that belong to the subject, None for all; the machine's
-    others are faint. ``load``: the part of its rate that each link carries, None for a picture of kinds of links.
-    ``proof``: a certificate, and the links that it speaks of.
+    ``ranks``: those of the job, None for all. ``links``: those that belong to the subject, None for all; other links
+    of the machine are faint. ``load``: the used part of each link's rate, None for a picture of kinds of links.
+    ``proof``: a certificate, and the topology of its links.
     """
 
     ranks: Collection[int] | None = None
@@ -88,8 +88,8 @@ def machine_picture(
 ) -> Picture:
     """The machine with all its links, each direction with the id ``l<number>`` by :func:`line_numbers`.
 
-    Of a machine with many servers each is folded: what it holds is a group ``inside``, which is hidden until a script
-    shows it, or left out by :func:`folded`. ``prefix`` goes before all ids, for a second picture on one page.
+    With many servers, each is folded: its contents are a group ``inside``, which is hidden until a script shows it, or
+    removed by :func:`folded`. ``prefix`` goes before all ids, for a second picture on one page.
     """
     subject = subject or Subject()
     placed = layout(topology, sockets)
@@ -117,7 +117,7 @@ def machine_picture(
 
 
 def line_numbers(topology: Topology) -> dict[Arc, int]:
-    """The number of the line that shows each link: its own, or in a machine of very many links that of its pair."""
+    """The number of the line for each link: its own, or in a machine with very many links the line of its pair."""
     number = {(link.src, link.dst): i for i, link in enumerate(topology.links)}
     if len(number) <= MOST_LINES:
         return number
@@ -125,7 +125,7 @@ def line_numbers(topology: Topology) -> dict[Arc, int]:
 
 
 def folded(picture: Picture) -> Picture:
-    """A picture without what is inside of folded servers, for where nobody can look."""
+    """A picture without the contents of folded servers, for output without zoom."""
     return replace(picture, shapes=[_folded(shape) for shape in picture.shapes])
 
 
@@ -136,24 +136,24 @@ def _folded(shape: Shape) -> Shape:
 
 
 def name_of(vertex: Vertex) -> str:
-    """GPU7, CPU3 as typed for ``--gpus``; what else there is by its own name."""
+    """GPU7 or CPU3, as typed for ``--gpus``; other vertices by their own name."""
     return f"{vertex.kind.upper()}{vertex.id}" if vertex.kind in RANK_KINDS else vertex.label
 
 
 def _short_name(vertex: Vertex) -> str:
-    """Without that of its server, in whose box it stands."""
+    """A name without the name of the server, whose box contains the vertex."""
     return name_of(vertex).partition("/")[2] or name_of(vertex)
 
 
 def load_style(part: float) -> str:
-    """The style of a link that carries ``part`` of its rate."""
+    """The style of a link with ``part`` of its rate in use."""
     if part <= 0:
         return "idle"
     return "full" if part > _FULL else f"load{min(4, 1 + int(part * 4 - 1e-9))}"
 
 
 def crossing(certificate: Certificate, topology: Topology) -> list[Arc]:
-    """The links that the proof speaks of: those that leave the side, lie between the parts, or have a price."""
+    """The links of the proof: those that leave the side, lie between the parts, or have a price."""
     match certificate:
         case Cut():
             side = set(certificate.side)
@@ -166,7 +166,7 @@ def crossing(certificate: Certificate, topology: Topology) -> list[Arc]:
 
 
 def cut_sum(certificate: Certificate, topology: Topology) -> Fraction:
-    """What the crossing links carry together, of a partition each way; in units of capacity, or at their prices."""
+    """Capacity of the crossing links (of a partition: each way), in units of capacity, or at their prices."""
     if isinstance(certificate, Dual):
         return sum((topology.link[u, v].capacity * price for u, v, price in certificate.prices), Fraction(0))
     total = sum((Fraction(topology.link[arc].capacity) for arc in crossing(certificate, topology)), Fraction(0))
@@ -174,7 +174,7 @@ def cut_sum(certificate: Certificate, topology: Topology) -> Fraction:
 
 
 def cut_words(certificate: Certificate, topology: Topology) -> str:
-    """The bottleneck in plain words: which links, between what, how fast together."""
+    """The bottleneck in words: its links, their ends, their total rate."""
     arcs = crossing(certificate, topology)
     total = gb_per_s_text(float(cut_sum(certificate, topology)) * topology.unit_gb_per_s)
     match certificate:
@@ -207,12 +207,12 @@ def _set(vertices: Sequence[int]) -> str:
 
 
 class _Painter:
-    """One picture in the making."""
+    """One picture under construction."""
 
     def __init__(self, topology: Topology, subject: Subject, placed: PictureLayout, scale: float, prefix: str) -> None:
         self.topology, self.subject, self.placed = topology, subject, placed
         self.scale, self.prefix = scale, prefix
-        self.rail_scale = min(scale, 2.2)  # There is no more room.
+        self.rail_scale = min(scale, 2.2)  # The limit of the space.
         self.fastest = max((link.gb_per_s for link in topology.links), default=1.0)
         self.number = line_numbers(topology)
         self.paired = len(topology.links) > MOST_LINES
@@ -221,17 +221,17 @@ class _Painter:
             for home in dict.fromkeys((topology.vertex[link.src].server, topology.vertex[link.dst].server)):
                 self.of_server.setdefault(home, []).append(i)
 
-    # What stands.
+    # Vertices.
     def rails(self) -> list[Shape]:
-        found: list[Shape] = []
+        shapes: list[Shape] = []
         for vertex, rails in self.placed.rails.items():
             what = self.topology.vertex[vertex]
             height = rails[0].h * self.rail_scale
             for i, rail in enumerate(rails):
                 box = Rect(rail.x - rail.w / 2, rail.y - height / 2, rail.w, height, what.kind, 5.0, self.scale)
                 label = [self._words(rail, name_of(what))] if i == 0 or self.placed.folded else []
-                found.append(ShapeGroup([box, *label], style="rail", title=f"{what.label} ({what.kind})"))
-        return found
+                shapes.append(ShapeGroup([box, *label], style="rail", title=f"{what.label} ({what.kind})"))
+        return shapes
 
     def server(self, server: Server) -> Shape:
         p = server.place
@@ -242,7 +242,7 @@ class _Painter:
         return ShapeGroup([box, words], f"{self.prefix}server{server.number}")
 
     def _beside_links(self, words: Text, server: Server) -> float:
-        """The first place from the left where no link to the network goes through a server's name."""
+        """The leftmost place for a server's name that no link to the network crosses."""
         crossed, inside = [], set(server.members)
         for i in self.of_server.get(server.number, ()):
             link = self.topology.links[i]
@@ -257,7 +257,7 @@ class _Painter:
         return left if left + words.width < right else words.x
 
     def folded_server(self, server: Server) -> Shape:
-        """A box with its name and GPUs; what it holds is a group that a script shows."""
+        """A box with the server's name and GPUs; its contents are a group that a script shows."""
         p = server.place
         size = min(p.h / 3.2, 24.0 * self.scale)
         box = Rect(p.x - p.w / 2, p.y - p.h / 2, p.w, p.h, "server", 10.0, self.scale)
@@ -276,7 +276,7 @@ class _Painter:
         return ShapeGroup(groups, f"{self.prefix}server{server.number}", "unit", title)
 
     def _dots(self, place: DrawnPlace, ranks: int, size: float) -> list[Shape]:
-        """A small box for each rank, below the words; none where they are many or there is no room."""
+        """A small box for each rank, below the words; none for many ranks, or without room."""
         step = min(size, place.w / (ranks + 2))
         left, top = place.x - ranks * step / 2, place.y + size * 1.65
         if ranks > _DOTTED or top + step > place.y + place.h / 2:
@@ -302,9 +302,9 @@ class _Painter:
         shown = words if len(words) <= most else f"{words[: most - 1]}…"
         return Text(place.x, place.y + size * 0.35, shown, style, size)
 
-    # What joins it.
+    # Links.
     def links(self, numbers: Sequence[int]) -> Shape:
-        """One group, so that all are made faint at once."""
+        """One group, so that a script can make all links faint at once."""
         links = [(i, self.topology.links[i]) for i in numbers]
         return ShapeGroup([self._link(i, x) for i, x in links if self.number[x.src, x.dst] == i], style="links")
 
@@ -332,12 +332,12 @@ class _Painter:
         return f"{ends}: {gb_per_s_text(link.gb_per_s)} {_KINDS[link.kind]}{full}"
 
     def bundles(self, server: Server) -> list[Shape]:
-        """What joins a folded server and the network."""
+        """The links between a folded server and the network."""
         inside = set(server.members)
         return [*self._bundle(server, inside, True), *self._bundle(server, inside, False)]
 
     def _bundle(self, server: Server, inside: set[int], leaving: bool) -> list[Shape]:
-        """A server's links to the network, or from it, as one line, of the load of the fullest."""
+        """A server's links to or from the network as one line, with the load of the fullest."""
         own = [self.topology.links[i] for i in self.of_server.get(server.number, ())]
         ends = [((x.src, x.dst) if leaving else (x.dst, x.src), x) for x in own]
         links = [x for (near, far), x in ends if near in inside and far not in inside]
@@ -389,7 +389,7 @@ class _Painter:
         return Text(x + 10, y + 4, f"×{price}", "cuttext", 11.0, "start")
 
     def _outlines(self, blocks: Sequence[Sequence[int]]) -> list[Shape]:
-        """Round every part; of two, round the smaller."""
+        """Outlines of all parts; of two, only the smaller."""
         few = blocks if len(blocks) > 2 else [min(blocks, key=len)]
         return [shape for block in few for shape in self._outline(set(block))]
 
@@ -412,8 +412,8 @@ class _Painter:
 
     # The legend.
     def legend(self, top: float) -> tuple[list[Shape], float, float]:
-        """Lines of what colours and marks mean, where the picture ends below them, and how wide they are."""
-        size = 12.0 if self.scale == 1.0 else 16.0 * self.scale  # A cluster is seen from afar.
+        """Lines that explain colours and marks, the lower end of the picture, and their width."""
+        size = 12.0 if self.scale == 1.0 else 16.0 * self.scale  # Clusters are displayed at a smaller scale.
         if self.subject.load is None:
             kinds = list(dict.fromkeys(link.kind for link in self.topology.links))
             entries = [(KIND_STYLES[kind], f"{_KINDS[kind]} {self._rates(kind)}") for kind in kinds]
@@ -426,17 +426,17 @@ class _Painter:
         words = Text(x, y, title, "soft", size, "start")
         shapes.append(words)
         x += words.width + size
-        for style, said in entries:
-            text = Text(x + 2.4 * size, y, said, "text", size, "start")
+        for style, entry in entries:
+            text = Text(x + 2.4 * size, y, entry, "text", size, "start")
             if x + 2.4 * size + text.width > limit:
                 x, y = 14.0 * self.scale, y + 1.7 * size
-                text = Text(x + 2.4 * size, y, said, "text", size, "start")
+                text = Text(x + 2.4 * size, y, entry, "text", size, "start")
             shapes.append(Line(((x, y - size * 0.33), (x + 2 * size, y - size * 0.33)), f"link {style}", 0.33 * size))
             shapes.append(text)
             x += 2.4 * size + text.width + 1.4 * size
         if self.subject.proof is not None:
             y += 1.8 * size
-            said = f"the bottleneck: {cut_words(*self.subject.proof)}"
+            bottleneck = f"the bottleneck: {cut_words(*self.subject.proof)}"
             indent = 14.0 * self.scale + 2.4 * size
             mark = Line(
                 ((14.0 * self.scale, y - size * 0.33), (14.0 * self.scale + 2 * size, y - size * 0.33)),
@@ -444,7 +444,7 @@ class _Painter:
                 0.17 * size,
             )
             shapes.append(mark)
-            lines = _wrapped(said, limit - indent, size)
+            lines = _wrapped(bottleneck, limit - indent, size)
             shapes += [Text(indent, y + i * 1.4 * size, line, "cuttext", size, "start") for i, line in enumerate(lines)]
             y += (len(lines) - 1) * 1.4 * size
         return shapes, y + size, max(shape.right for shape in shapes if isinstance(shape, Text)) + size
@@ -455,7 +455,7 @@ class _Painter:
 
 
 def _wrapped(words: str, width: float, size: float) -> list[str]:
-    """Lines of at most ``width``, where that can be."""
+    """Lines of at most ``width``, as far as possible."""
     lines = [""]
     for word in words.split():
         longer = f"{lines[-1]} {word}".strip()

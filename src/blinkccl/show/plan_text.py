@@ -12,32 +12,32 @@ from blinkccl.trees.forest.model import Certificate, Cut, Dual, Forest, Partitio
 from blinkccl.trees.forest.order import shortened
 from blinkccl.units import bus_factor
 
-#: A plan of 128 GPUs has hundreds of trees; people look at a few, programs read the JSON.
+#: Limits for text; plans of 128 GPUs have hundreds of trees, and the JSON has all of them.
 SHARES_SHOWN = 16
 LINKS_SHOWN = 40
 PRICES_SHOWN = 12
-#: Stars that differ in their roots alone are told in a line if there are more; switches and the like that are named.
+#: Limit on stars that are printed although they differ only in their roots, and limit on vertices listed by name.
 _ALIKE, _NAMED = 3, 12
-#: Fractions that take more than this are told as a part of a hundred first.
+#: Longer fractions are preceded by a percentage.
 _LONG_WEIGHT = 12
-#: Characters of an order.
+#: Limit on characters of an order.
 ORDER_SHOWN = 56
 CLAIM = "no schedule of unicast store-and-forward trees on these links is faster"
-CLAIM_IN_SWITCH = "no schedule of trees is faster, even if these switches combine and multicast"
+CLAIM_IN_SWITCH = "no schedule of trees is faster, even if these switches reduce and multicast"
 _BAR = 20
-#: Columns that a line with a bar takes.
+#: Least width for lines with bars.
 _BARS_FROM = 80
 
 
 def plan_text(forest: Forest, paint: Paint = plain, width: int | None = None) -> str:
-    """All of a plan for people, in ``width`` columns or as many as it takes; narrow texts have no bars."""
+    """The whole plan as text, within ``width`` columns if given; narrow texts have no bars."""
     bars = width is None or width >= _BARS_FROM
     parts = [_summary(forest, paint), _shares(forest, paint), certificate_lines(forest), _loads(forest, paint, bars)]
     return "\n\n".join("\n".join(fit(line, width) for line in part) for part in parts) + "\n"
 
 
 def headline(forest: Forest) -> str:
-    """What is planned, among whom, by what."""
+    """The collective, its ranks and the algorithm."""
     collective = forest.collective
     ends = [
         f"{key} {forest.ranks[rank]}"
@@ -62,17 +62,17 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
         verdict = paint("optimal", "bold green")
     else:
         percent = 100 * forest.rate / forest.bound
-        said = f"{float(percent):.1f}"
-        if said == "100.0":  # rounded down, since it is not the optimum
-            said = f"{int(100 * percent) / 100:.2f}"
-        verdict = paint(f"{said}% of the bound", "bold yellow")
+        percentage = f"{float(percent):.1f}"
+        if percentage == "100.0":  # rounded down, since it is not the optimum
+            percentage = f"{int(100 * percent) / 100:.2f}"
+        verdict = paint(f"{percentage}% of the bound", "bold yellow")
     if not forest.combining and forest.collective.reduces and any(vertex.combines for vertex in topology.vertices):
         verdict += ", without reduction in the switch"
     rates = "; ".join(assumed(topology))
     return [
         paint(headline(forest), "bold"),
         f"links   {links} (directed), in units of {gb_per_s_text(topology.unit_gb_per_s)}",
-        *([f"assumed {rates}: blink topo tells how to state it"] if rates else []),
+        *([f"assumed {rates}: blink topo shows how to state it"] if rates else []),
         f"rate    {rate_text(forest.rate, topology)} algbw, {gb_per_s_text(busbw)} busbw",
         f"bound   {rate_text(forest.bound, topology)}: {verdict}",
         *order_lines(forest),
@@ -80,20 +80,20 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
 
 
 def order_lines(forest: Forest) -> list[str]:
-    """In which order elements are summed, where the plan states one, and what that costs."""
+    """The order in which elements are summed, if the plan states one, and its price."""
     if forest.order is None:
         return []
     if not forest.order:
-        return [f"order   {forest.collective.name} sums nothing: no order to keep"]
+        return [f"order   {forest.collective.name} sums nothing, so no order applies"]
     own, free = (gb_per_s_text(float(rate) * forest.topology.unit_gb_per_s) for rate in (forest.rate, forest.bound))
     return [
-        f"order   {shortened(forest.order, ORDER_SHOWN)}, of every element, whatever the size, chunks and engine",
-        f"price   {float(forest.price):.2f}x: order-invariant {own}, in any orders at most {free}",
+        f"order   {shortened(forest.order, ORDER_SHOWN)}, for every element, at any size, chunk and engine",
+        f"price   {float(forest.price):.2f}x: order-invariant {own}, in free order at most {free}",
     ]
 
 
 def _shares(forest: Forest, paint: Paint) -> list[str]:
-    """The shares as drawings; of several stars that differ in their roots the first, and a line for the others."""
+    """The shares as drawings; of stars that differ only in their roots, the first and one line for the others."""
     moving = [share for share in forest.shares if any(tree.edges for tree in share.trees())]
     still = len(forest.shares) - len(moving)
     lines = [
@@ -102,16 +102,18 @@ def _shares(forest: Forest, paint: Paint) -> list[str]:
     ]
     lines += _named("in them", forest.combining, forest.topology)
     lines += _crossed(forest.topology, forest.shares)
-    alike: dict[object, list[Share]] = {}
+    by_star: dict[object, list[Share]] = {}
     for i, share in enumerate(moving):
-        alike.setdefault(_star(share) or i, []).append(share)
-    groups = [group for some in alike.values() for group in ([some] if len(some) > _ALIKE else [[one] for one in some])]
+        by_star.setdefault(_star(share) or i, []).append(share)
+    groups = [
+        group for some in by_star.values() for group in ([some] if len(some) > _ALIKE else [[one] for one in some])
+    ]
     for first, *others in groups[:SHARES_SHOWN]:
         down = "broadcast" if len(forest.item(first).destinations) > 1 else "path"
         lines += ["", paint(_share_title(first), "cyan"), *share_drawing(first, down)]
         if others:
             roots = ids(share.root for share in others)
-            lines.append(f"  and {len(others)} more stars with the same weight, with the roots {roots}")
+            lines.append(f"  and {len(others)} more stars of the same weight, with roots {roots}")
     left = sum(len(group) for group in groups[SHARES_SHOWN:])
     if left:
         lines += ["", f"… and {left} more (all of them: --json)"]
@@ -119,7 +121,7 @@ def _shares(forest: Forest, paint: Paint) -> list[str]:
 
 
 def _star(share: Share) -> object:
-    """What stars have in common that differ in their roots alone; None for another tree."""
+    """A key shared by stars that differ only in their roots; None for another tree."""
     for tree in share.trees():
         if len(tree.edges) < 2 or any(tree.root not in (path[0], path[-1]) for path in tree.edges):
             return None
@@ -127,7 +129,7 @@ def _star(share: Share) -> object:
 
 
 def _crossed(topology: Topology, shares: Sequence[Share]) -> list[str]:
-    """The names of what trees cross between ranks, by the numbers that drawings have."""
+    """Names of the vertices that trees cross between ranks, by their numbers in the drawings."""
     paths = (path for share in shares for tree in share.trees() for path in tree.edges)
     between = sorted({vertex for path in paths for vertex in path[1:-1]})
     return _named("across ", between, topology)
@@ -153,7 +155,7 @@ def _share_title(share: Share) -> str:
 
 
 def _loads(forest: Forest, paint: Paint, bars: bool) -> list[str]:
-    """The links that are used, with how full they are; the fullest first where there are many."""
+    """The used links with their load; the fullest first if there are many."""
     topology = forest.topology
     rows = sorted(forest.link_load.items())
     full = sum(1 for arc, load in rows if load == topology.link[arc].capacity)
@@ -167,12 +169,12 @@ def _loads(forest: Forest, paint: Paint, bars: bool) -> list[str]:
         cells = [_load_cells(topology, arc, load) for arc, load in rows[:LINKS_SHOWN]]
         lines += columns(("link", "kind", "load", "full", "rate"), cells, (0, 1))
     if len(rows) > LINKS_SHOWN:
-        lines.append(f"  … and {len(rows) - LINKS_SHOWN} that are no fuller (all of them: --json)")
+        lines.append(f"  … and {len(rows) - LINKS_SHOWN} with at most this load (all of them: --json)")
     return lines
 
 
 def _load_cells(topology: Topology, arc: tuple[int, int], load: Fraction) -> tuple[str, ...]:
-    """How full a link is: the link, its kind, of what, in percent, at which rate."""
+    """Cells on a link's load: the link, its kind, the load, its percentage, and its rate."""
     link = topology.link[arc]
     rate = gb_per_s_text(float(load) * topology.unit_gb_per_s)
     return (
@@ -185,7 +187,7 @@ def _load_cells(topology: Topology, arc: tuple[int, int], load: Fraction) -> tup
 
 
 def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: Paint) -> str:
-    """The same with a bar."""
+    """The same as a line with a bar."""
     link = topology.link[arc]
     part = load / link.capacity
     bar = paint(f"{'█' * int(part * _BAR):<{_BAR}}", "green" if part == 1 else "yellow")
@@ -193,21 +195,21 @@ def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: 
     return f"  {arc[0]:>4} → {arc[1]:<4} {kind:<6} {load!s:>7} of {link.capacity:<4} {bar} {percent:>4}  {rate}"
 
 
-# A certificate in words: why nothing is faster.
+# The certificate in words.
 def certificate_lines(forest: Forest) -> list[str]:
-    """The proof of the bound, and what it means for this plan."""
+    """The proof of the bound, and its meaning for this plan."""
     if forest.optimal:
         head = f"proof   {CLAIM_IN_SWITCH if forest.combining else CLAIM}:"
     else:
         head = (
-            f"bound   no schedule is faster than {rate_text(forest.bound, forest.topology)}; between "
-            "that and this plan is a gap:"
+            f"bound   no schedule is faster than {rate_text(forest.bound, forest.topology)}, "
+            "which this plan does not reach:"
         )
     return [head, *(f"        {line}" for line in _words(forest.certificate, forest))]
 
 
 def bottleneck(certificate: Certificate) -> str:
-    """Where the data is held up, in a few words: ``{1} | {4-6}``."""
+    """The scarce links in a few words: ``{1} | {4-6}``."""
     match certificate:
         case Cut():
             return f"out of {{{ids(certificate.side)}}}"
@@ -273,7 +275,7 @@ def _term(number: Fraction) -> str:
 
 # The trees of a share as small drawings.
 def share_drawing(share: Share, down_title: str = "broadcast") -> list[str]:
-    """The up-tree and the down-tree, indented; one drawing where both are the same tree."""
+    """The up-tree and the down-tree, indented; a single drawing if they are the same tree."""
     up, down = share.reduce, share.broadcast
     if up is not None and down is not None and sorted(up.edges) == sorted(down.reversed().edges):
         return _titled("reduce up, then broadcast down", up, upward=True)
@@ -316,7 +318,7 @@ def _chain(tree: Tree, below: dict[int, list[Path]], upward: bool) -> str:
 
 
 def tree_lines(tree: Tree, upward: bool) -> list[str]:
-    """A tree as lines, root first, children in order. Depth first without recursion: chains can be long."""
+    """A tree as lines, root first, children in order. Depth-first without recursion, because chains can be long."""
     below = children(tree, upward)
     lines = [str(tree.root)]
     stack = [(path, "", i == 0) for i, path in enumerate(below.get(tree.root, [])[::-1])]
@@ -330,5 +332,5 @@ def tree_lines(tree: Tree, upward: bool) -> list[str]:
 
 
 def _via(path: Path) -> str:
-    """What a hop crosses: `` (8,9)`` for switches 8 and 9."""
+    """Vertices that a hop crosses: `` (8,9)`` for switches 8 and 9."""
     return f" ({','.join(map(str, path[1:-1]))})" if len(path) > 2 else ""

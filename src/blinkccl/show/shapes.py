@@ -1,7 +1,7 @@
-"""Pictures as a few kinds of shapes, and how they are written as SVG.
+"""Pictures made of a few kinds of shapes, and their output as SVG.
 
-What a shape looks like follows from the names of its styles (``"link load3"``): a table here, in light and in dark
-colours, from which the styles of an SVG and those of a page are taken alike.
+The look of a shape follows from the names of its styles (``"link load3"``). One table here, with light and dark
+colours, defines the styles for SVG files and for pages.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from math import hypot
 
 from blinkccl.show.layout import Point
 
-#: Colours by name, light and dark. Those that carry meaning are told apart by colour-blind eyes too; text has a
-#: contrast of 4.5 and more.
+#: Colours by name, light and dark. Meaningful ones are distinguishable for colour-blind readers; text has a contrast of
+#: at least 4.5.
 PALETTE = {
     "paper": ("#ffffff", "#15181d"),
     "panel": ("#f5f7f9", "#1d2128"),
@@ -56,11 +56,11 @@ KIND_STYLES = {
     "smp": "smp",
     "net": "net",
 }
-#: Styles of links by how full they are.
+#: Styles of links by load.
 LOADS = ("idle", "load1", "load2", "load3", "load4", "full")
 #: Colours of curves, and of shares.
 SERIES = 6
-#: Room for the title of a picture among others.
+#: Height of the title of a picture among others.
 _HEADING = 24.0
 _FONT = "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 #: Style → CSS properties; ``@x`` is a colour of the palette.
@@ -100,7 +100,7 @@ STYLES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rect:
-    """A box from its upper left corner, with round corners."""
+    """A box with round corners; ``x`` and ``y`` are its upper left corner."""
 
     x: float
     y: float
@@ -114,9 +114,9 @@ class Rect:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line through ``points``; with ``bent`` from the first to the second, drawn towards the third.
+    """A line through ``points``; if ``bent``, a curve from the first to the second with the third as control point.
 
-    ``head``: the style of an arrow's head at its end, "" for none.
+    ``head``: the style of the arrow's head at its end, "" for none.
     """
 
     points: tuple[Point, ...]
@@ -129,7 +129,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words; ``y`` is their base line, ``anchor`` what ``x`` is of: start, middle or end."""
+    """Words; ``y`` is their base line, and ``anchor`` is the part of them at ``x``: start, middle or end."""
 
     x: float
     y: float
@@ -140,7 +140,7 @@ class Text:
 
     @property
     def width(self) -> float:
-        """About so wide they are, in px, in a wide font."""
+        """Approximate width in px, in a wide font."""
         bold = 1.14 if "strong" in self.style or "cuttext" in self.style else 1.0
         return (
             bold
@@ -152,13 +152,13 @@ class Text:
 
     @property
     def right(self) -> float:
-        """Where they end."""
+        """The right end of the words."""
         return self.x + self.width * {"start": 1.0, "middle": 0.5, "end": 0.0}[self.anchor]
 
 
 @dataclass(frozen=True)
 class ShapeGroup:
-    """Shapes that belong together, with what scripts and readers find them by."""
+    """Shapes that belong together, with ids and data for scripts and a title for readers."""
 
     items: Sequence[Shape]
     name: str = ""
@@ -172,7 +172,7 @@ Shape = Rect | Line | Text | ShapeGroup
 
 @dataclass(frozen=True)
 class Picture:
-    """Shapes on ``width`` × ``height`` px; ``title`` and ``about`` are what those hear who do not see it."""
+    """Shapes on ``width`` × ``height`` px; ``title`` and ``about`` are for screen readers."""
 
     shapes: Sequence[Shape]
     width: float
@@ -197,7 +197,7 @@ def stacked(pictures: Sequence[Picture], columns: int, gap: float = 24.0) -> Pic
 
 
 def moved(shape: Shape, dx: float, dy: float) -> Shape:
-    """The shape at another place."""
+    """The shape, shifted."""
     match shape:
         case Rect():
             return Rect(
@@ -227,12 +227,12 @@ def _variable(value: str) -> str:
 
 
 def palette_css(dark: bool) -> str:
-    """The palette as declarations of variables."""
+    """The palette as CSS variables."""
     return "".join(f"--{name}:{colours[dark]};" for name, colours in PALETTE.items())
 
 
 def svg_file(picture: Picture) -> str:
-    """A picture as a file of its own, light or dark as the reader's system is."""
+    """A picture as a file, light or dark by the reader's system."""
     css = styles_css()
     style = (
         f"svg{{{palette_css(False)}background:var(--paper)}}\n"
@@ -242,7 +242,7 @@ def svg_file(picture: Picture) -> str:
 
 
 def svg(picture: Picture, head: str = "", name: str = "", role: str = "img") -> str:
-    """A picture as an element; ``name`` is its id, by which its title and description are found."""
+    """A picture as an element; ``name`` is its id, which its title and description refer to."""
     ids = f' id="{name}" aria-labelledby="{name}-t {name}-d"' if name else ""
     title_id, about_id = (f' id="{name}-t"', f' id="{name}-d"') if name else ("", "")
     about = f"<desc{about_id}>{escape(picture.about or picture.title)}</desc>"
@@ -291,7 +291,7 @@ def _path(line: Line) -> str:
 
 
 def _head(line: Line) -> str:
-    """An arrow's head, its tip first."""
+    """An arrow's head, tip first."""
     tip = line.points[1] if line.bent else line.points[-1]
     from_ = line.points[2] if line.bent else line.points[-2]
     length = hypot(tip[0] - from_[0], tip[1] - from_[1]) or 1.0

@@ -1,8 +1,7 @@
-"""What there is to show of a plan or a machine: its pictures, words and tables, with what follows from them.
+"""Exhibits of plans and machines: pictures, words and tables, and further facts computed for them.
 
-For a plan: the machine that it is for, where its name is that of one that we know; the best rings beside it; and what
-moves when, simulated for a size. What cannot be had is left out, with a sentence. Of large plans a part is drawn, and
-the page says which.
+For a plan these are the machine, if its name is a known one; the best rings for comparison; and a timeline, simulated
+for a size. Unavailable parts are replaced by a sentence. Of large plans a part is drawn, and the page says which.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from blinkccl.trees.forest.document import moving_shares
 from blinkccl.trees.forest.model import Forest, Share, Tree, tree_depth
 from blinkccl.units import size_text
 
-#: Of a plan at most so many shares are drawn, and so many steps of their trees are on the page.
+#: Limits on drawn shares of a plan, and on steps of their trees on the page.
 MOST_SHARES, MOST_STEPS = 64, 60_000
-#: Steps of all trees beyond which nothing is simulated, and transfers of a timeline: each is a few bytes of the page.
+#: Limit on steps of all trees for a simulation, and on transfers of a timeline, each of which adds bytes to the page.
 MOST_TIMED_STEPS, MOST_TRANSFERS = 1_000, 3_000
-#: Rows of a timeline and of a table, and ranks beyond which no ring is looked for: its cycles take seconds.
+#: Limits on rows of a timeline and of a table, and on ranks for a search of rings, whose cycles take seconds.
 MOST_ROWS, MOST_LISTED, MOST_RING_RANKS = 32, 100, 128
-#: What a timeline is of, if nobody says.
+#: Default size of a timeline.
 SIZE_BYTES = 64 << 20
-_RATES = "Rates are those of the links as their makers state them."
+_RATES = "Rates are nominal link rates from the vendors."
 
 
 def of_topology(topology: Topology) -> Exhibit:
@@ -60,18 +59,18 @@ def of_topology(topology: Topology) -> Exhibit:
     kind = topology.vertex[topology.ranks[0]].kind.upper()
     links = count(len(topology.links), "directed link")
     what = f"{count(len(topology.ranks), kind)} on {count(len(servers), 'server')}, with {links}."
-    said = [("What", what), *(("Note", note) for note in topology.notes[:5])]
+    facts = [("Machine", what), *(("Note", note) for note in topology.notes[:5])]
     return Exhibit(
         "topology",
         topology.name,
-        said,
+        facts,
         [
             PlayerStage(
                 Figure(
                     picture, f"{_RATES} Each direction of a link is a line of its own.", "machine", _is_large(topology)
                 )
             ),
-            Table("Links", ("kind", "number", "each", "who says so"), rows, (0, 3)),
+            Table("Links", ("kind", "number", "each", "origin"), rows, (0, 3)),
         ],
         lambda width: topology_text(topology, width=width),
         [f"blink plan allreduce --topo '{topology.name}' -o plan.json", "blink show plan.json -o plan.html"]
@@ -87,9 +86,9 @@ def _is_large(topology: Topology) -> bool:
 # A plan.
 @dataclass(frozen=True)
 class Drawn:
-    """What a plan is drawn on: its own links, and of a machine that is known those of the other GPUs too.
+    """The topology that a plan is drawn on: its own links, or those of the whole known machine.
 
-    ``request`` is the plan's job on that machine, else on the plan's links; ``sockets`` as :func:`layout` takes them.
+    ``request`` is the plan's job on that machine, else on the plan's links; ``sockets`` as in :func:`layout`.
     """
 
     topology: Topology
@@ -102,7 +101,7 @@ class Drawn:
 
 
 def drawn_on(forest: Forest, machine: Topology | None) -> Drawn:
-    """The links to draw a plan on. Without ``machine``, or if that has other links, those that the plan lists."""
+    """The links to draw a plan on: the machine's, or the plan's own if the machine is unknown or has other links."""
     topology, collective, ranks = forest.topology, forest.collective, forest.ranks
     choice = None if machine is None else same_links(topology, machine, ranks, None)
     if machine is None or choice is None:
@@ -118,7 +117,7 @@ def drawn_on(forest: Forest, machine: Topology | None) -> Drawn:
 
 
 def of_plan(forest: Forest, machine: Topology | None, file: str = "plan.json", size_bytes: int = SIZE_BYTES) -> Exhibit:
-    """A plan; ``machine`` is what it was made for (None: whatever its topology's name says), ``file`` for commands.
+    """A plan; ``machine`` is its machine (None: looked up by the topology's name), ``file`` its name in commands.
 
     Cost: a second for a server, ten for 1,024 GPUs.
     """
@@ -133,7 +132,7 @@ def of_plan(forest: Forest, machine: Topology | None, file: str = "plan.json", s
         _link_table(forest),
         _share_table(_moving(forest)),
     ]
-    said = [
+    facts = [
         *words.summary(forest, _ring_words(forest, ring)),
         *_nccl_words(_nccl_line(forest, on.request, size_bytes, timed)),
         ("At a size", timed if isinstance(timed, str) else _timed_words(timed, size_bytes)),
@@ -145,15 +144,15 @@ def of_plan(forest: Forest, machine: Topology | None, file: str = "plan.json", s
         lines = [_nccl_line(forest, on.request, size_bytes, timed), "" if ring is None else ring_sentence(ring, forest)]
         return plan_text(forest, width=width) + "".join(fit(f"\n{line}\n", width) for line in lines if line)
 
-    return Exhibit("plan", words.title(forest), said, parts, text, following, data)
+    return Exhibit("plan", words.title(forest), facts, parts, text, following, data)
 
 
 def shape_fault(forest: Forest) -> str | None:
-    """What keeps a plan that nobody has checked from being drawn; a sentence without full stop. O(edges)."""
+    """The reason why an unchecked plan cannot be drawn, without full stop; None if it can. O(edges)."""
     strangers = forest.link_load.keys() - forest.topology.link.keys()
     if strangers:
         src, dst = min(strangers)
-        return f"a tree crosses {src} → {dst}, which is no link of it"
+        return f"a tree crosses {src} → {dst}, which is not in its topology"
     for i, share in enumerate(forest.shares):
         for tree, upward in ((share.reduce, True), (share.broadcast, False)):
             if tree is not None and not _is_tree(tree, upward):
@@ -165,13 +164,13 @@ def _is_tree(tree: Tree, upward: bool) -> bool:
     below = {
         parent: [path[0] if upward else path[-1] for path in paths] for parent, paths in children(tree, upward).items()
     }
-    seen, level = {tree.root}, [tree.root]
+    reached, level = {tree.root}, [tree.root]
     while level:
         level = [child for node in level for child in below.get(node, ())]
-        if len(seen) + len(level) > len(seen | set(level)):
-            return False  # Somebody is met twice.
-        seen.update(level)
-    return len(seen) == len(tree.edges) + 1
+        if len(reached) + len(level) > len(reached | set(level)):
+            return False  # A vertex is reached twice.
+        reached.update(level)
+    return len(reached) == len(tree.edges) + 1
 
 
 def _moving(forest: Forest) -> list[Share]:
@@ -179,7 +178,7 @@ def _moving(forest: Forest) -> list[Share]:
 
 
 def _stage(forest: Forest, on: Drawn, timed: TimedShow | str) -> tuple[PlayerStage, dict[str, object]]:
-    """The machine with all that is clicked through, and what the page's script knows of it."""
+    """The interactive part, and its data for the page's script."""
     number = line_numbers(on.topology)
     shares = _moving(forest)
     drawn = shares[: _how_many(shares)]
@@ -206,20 +205,20 @@ def _how_many(shares: Sequence[Share]) -> int:
 
 
 def _steps(share: Share, number: Mapping[tuple[int, int], int]) -> dict[str, object]:
-    """The links that each stage crosses, by their numbers on the page."""
+    """The links of each stage, by their numbers on the page."""
 
     def links(tree: Tree | None) -> list[int]:
         arcs = dict.fromkeys(arc for path in (tree.edges if tree else ()) for arc in pairwise(path))
         return [number[arc] for arc in arcs if arc in number]
 
-    said = f"{weight_text(share.weight)} of the data, root {share.root}"
-    return {"said": said, "up": links(share.reduce), "down": links(share.broadcast)}
+    text = f"{weight_text(share.weight)} of the data, root {share.root}"
+    return {"said": text, "up": links(share.reduce), "down": links(share.broadcast)}
 
 
-# What moves when.
+# Timelines.
 @dataclass(frozen=True)
 class TimedShow:
-    """A plan's predicted time, and the run that tells what moved when."""
+    """A plan's predicted time, and the traced run for its timeline."""
 
     seconds: float
     algbw_gb_per_s: float
@@ -228,37 +227,37 @@ class TimedShow:
 
 
 def _timed(forest: Forest, request: Request, size_bytes: int) -> TimedShow | str:
-    """The plan at a size, or why nothing is known."""
+    """The plan at a size, or the reason why there is no time."""
     steps = sum(len(tree.edges) for share in forest.shares for tree in share.trees())
     if steps > MOST_TIMED_STEPS:
-        return f"Not simulated here, as its trees have {steps:,} steps; blink sim does it."
+        return f"Not simulated here, as its trees have {steps:,} steps; use blink sim."
     conditions = Conditions(calibration_for(request.topology), Settings(budget=MOST_TRANSFERS))
     try:
         code = code_of(request)
-        found = of_forest(forest, code, conditions).at(size_bytes)
+        estimate = of_forest(forest, code, conditions).at(size_bytes)
     except BlinkError as error:
         return f"Not simulated: {error}"
-    if found.simulation is None or not found.simulation.seconds:
+    if estimate.simulation is None or not estimate.simulation.seconds:
         return "Nothing moves at this size."
-    by = "copy engines" if code.gpu is None else f"kernels, {found.detail.partition(',')[0]}"
-    return TimedShow(found.seconds, found.algbw_gb_per_s, by, found.simulation.traced())
+    by = "copy engines" if code.gpu is None else f"kernels, {estimate.detail.partition(',')[0]}"
+    return TimedShow(estimate.seconds, estimate.algbw_gb_per_s, by, estimate.simulation.traced())
 
 
 def _timed_words(timed: TimedShow, size_bytes: int) -> str:
     several = f"; {timed.run.aggregated} chunks are timed as one" if timed.run.aggregated > 1 else ""
     return (
-        f"{size_text(size_bytes)} take {seconds_text(timed.seconds)}, {gb_per_s_text(timed.algbw_gb_per_s)}, as the "
-        f"simulator predicts ({timed.how}{several})."
+        f"{size_text(size_bytes)} take {seconds_text(timed.seconds)}, {gb_per_s_text(timed.algbw_gb_per_s)}, the time "
+        f"that the simulator predicts ({timed.how}{several})."
     )
 
 
 def _timeline(
     timed: TimedShow, forest: Forest, drawn: Sequence[Share], number: Mapping[tuple[int, int], int]
 ) -> tuple[Figure, dict[str, object]]:
-    """The picture, and what a script moves: per transfer the share, its begin and end (of 10,000) and its links."""
+    """The picture, and the script's data: per transfer its share, begin and end (of 10,000), and links."""
     run = timed.run
     trace, translation, seconds = run.outcome.trace, run.translation, run.seconds
-    assert trace is not None  # Of a run that was traced.
+    assert trace is not None  # The run was traced.
     busy = {
         arc: float(part)
         for arc, part in zip(translation.links, run.outcome.busy_s.tolist(), strict=True)
@@ -281,36 +280,36 @@ def _timeline(
         moves.append([share, begin, max(begin + 1, end), *(number[arc] for arc in arcs)])
     names = [f"{label[u]} → {label[v]}" for u, v in fullest]
     series = {i: f"share {i + 1}" for i in range(min(len(drawn), 6))}
-    title = f"What moves when, for {size_text(run.size_bytes)}"
+    title = f"Transfers over time, for {size_text(run.size_bytes)}"
     less = f" The {len(fullest)} fullest of {len(busy)} links are shown." if len(busy) > len(fullest) else ""
     again = " Colours repeat every six shares." if len(drawn) > 6 else ""
-    caption = f"Simulated: a bar is a chunk, or several one behind another, under way over the link.{less}{again}"
+    caption = f"Simulated: a bar is one chunk, or consecutive chunks, in transfer over the link.{less}{again}"
     picture = timeline_picture(title, names, spans, seconds, series)
     factor, unit = (1e6, "µs") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1.0, "s")
     clock = {"seconds": seconds, "scale": factor, "unit": unit, "digits": 1 if unit == "µs" else 3}
     return Figure(picture, caption, "timeline"), {"moves": moves, **clock}
 
 
-# Beside rings.
+# Comparison with rings.
 def _ring_words(forest: Forest, ring: RingBaseline | None) -> str:
     return _as_sentence("" if ring is None else ring_sentence(ring, forest), "paper")
 
 
 def _nccl_words(line: str) -> list[tuple[str, str]]:
-    said = _as_sentence(line, "nccl")
-    return [("Today's NCCL", said)] if said else []
+    sentence = _as_sentence(line, "nccl")
+    return [("Today's NCCL", sentence)] if sentence else []
 
 
 def _nccl_line(forest: Forest, request: Request, size_bytes: int, timed: TimedShow | str) -> str:
-    """The line of today's NCCL at the size."""
+    """The line on today's NCCL at the size."""
     if isinstance(timed, str):
         return ""
     return nccl_sentence(forest, request, size_bytes, lambda size: timed.algbw_gb_per_s)
 
 
 def _as_sentence(line: str, label: str) -> str:
-    said = line.removeprefix(label).strip()
-    return f"{said[:1].upper()}{said[1:]}." if said else ""
+    sentence = line.removeprefix(label).strip()
+    return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""
 
 
 def _against(forest: Forest, ring: RingBaseline | None, on: Drawn) -> Iterator[Part]:
@@ -323,7 +322,7 @@ def _against(forest: Forest, ring: RingBaseline | None, on: Drawn) -> Iterator[P
     bound = ("proved bound", float(forest.bound) * forest.topology.unit_gb_per_s)
     yield Figure(
         bars_picture("Beside the rings of NCCL 2.4 (2019), nominal rates", rates, bound),
-        "Algorithm bandwidth (algbw): the size of the data by the time.",
+        "Algorithm bandwidth (algbw): size of the data divided by time.",
         "rates",
     )
     if on.large:
@@ -332,7 +331,7 @@ def _against(forest: Forest, ring: RingBaseline | None, on: Drawn) -> Iterator[P
     base = on.topology if within else ring.forest.topology
     first = machine_picture(base, _bare(ring.forest), title="Rings", prefix="r", sockets=on.sockets)
     second = machine_picture(on.topology, _bare(forest), title="This plan", prefix="q", sockets=on.sockets)
-    about = "The same job by NCCL 2.4's rule for rings, and by this plan: which links each fills."
+    about = "The same job with rings by NCCL 2.4's rule and with this plan: the load of each link."
     yield Pair(
         "Ring and plan, link by link",
         Figure(first, _where(ring), "ring"),
@@ -370,7 +369,7 @@ def _link_table(forest: Forest) -> Table:
                 f"{float(load / link.capacity):.0%}",
             )
         )
-    about = f"The {MOST_LISTED} fullest of {len(rows)} links that are used." if len(rows) > MOST_LISTED else ""
+    about = f"The {MOST_LISTED} fullest of {len(rows)} used links." if len(rows) > MOST_LISTED else ""
     return Table("Load of the links", ("from", "to", "kind", "rate", "used", "full"), cells, (0, 1, 2), about)
 
 

@@ -1,4 +1,4 @@
-"""Simulated times as people read them: tables, a chart, and what decided; and as JSON."""
+"""Simulated times as tables, a chart and their decisive costs; and as JSON."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from blinkccl.show.words import collective_name
 from blinkccl.trees.algorithms.path_table import PairSplits
 from blinkccl.units import size_text
 
-#: Links and hops that are shown.
+#: Limit on links and hops in text.
 _SHOWN = 4
-#: Links and hops that are listed.
+#: Limit on links and hops in JSON.
 _LISTED = 16
 
 
 def head_text(field: JobCandidates, code: Code, conditions: Conditions) -> str:
-    """What is asked, and under which assumptions."""
+    """The job, and the assumptions of its simulation."""
     request = field.request
     links = "the plan's links" if field.of_plan else f"--links {request.links}"
     streams = ", a stream per link and tree" if code.gpu is None else ""
@@ -57,12 +57,12 @@ def size_table(field: JobCandidates, row: Sequence[Estimate], paint: Paint, widt
     best = "" if nothing else "bold"
     lines = columns(header, table, (0, 6), width, look=lambda n, _: best if n == 1 else "", paint=paint)
     if nothing:
-        lines += ["", fit("moves nothing: fewer than one element per block", width)]
+        lines += ["", fit("nothing moves: fewer than one element per block", width)]
     return f"\n{size_text(size)} ({size:,} bytes), GB/s:\n\n" + "\n".join(lines) + "\n"
 
 
 def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint, width: int | None = None) -> str:
-    """All sizes: the time of every candidate, the fastest marked, and who wins from which size."""
+    """All sizes: the time of every candidate, the fastest marked, and the ranges of sizes that each wins."""
     names = [estimate.name for estimate in rows[0]]
     table = []
     for row in rows:
@@ -70,7 +70,7 @@ def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint, width: int | N
         cells = [seconds_text(estimate.seconds) + ("*" if estimate is best else " ") for estimate in row]
         table.append([size_text(row[0].size_bytes), *cells])
     lines = columns(("size", *(f"{name} " for name in names)), table, width=width)
-    text = "\n" + "\n".join(lines) + "\n\n* the fastest\n\nwho wins from which size:\n"
+    text = "\n" + "\n".join(lines) + "\n\n* the fastest\n\nfastest by size:\n"
     for win in wins(rows):
         if win.first_bytes == win.last_bytes:
             text += f"  {size_text(win.first_bytes):>6}           {paint(win.name, 'bold')}\n"
@@ -81,7 +81,7 @@ def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint, width: int | N
 
 
 def sim_picture(field: JobCandidates, code: Code, rows: Sequence[Sequence[Estimate]]) -> Picture:
-    """The bandwidth (algbw) of every candidate over size, below the bound."""
+    """The algbw of every candidate over size, and the bound."""
     request = field.request
     curves = [
         Curve(column[0].name, [(estimate.size_bytes, estimate.algbw_gb_per_s) for estimate in column])
@@ -95,7 +95,7 @@ def sim_picture(field: JobCandidates, code: Code, rows: Sequence[Sequence[Estima
 
 
 def summary_text(name: str, summary: Summary, seconds: float) -> str:
-    """Which links were full, and what the time was spent on, for one candidate."""
+    """The full links of one candidate, and its use of time."""
     if not summary.links or not seconds:
         return ""
     label = summary.labels
@@ -115,16 +115,16 @@ def summary_text(name: str, summary: Summary, seconds: float) -> str:
 
 
 def sharing_text(best: Estimate, fair: Estimate) -> str:
-    """What the fastest plan takes if links are shared fairly."""
+    """The time of the fastest plan if links are shared fairly."""
     change = fair.seconds / best.seconds - 1
     return (
-        f"sharing         {best.name} takes {seconds_text(best.seconds)} where links are fifo, "
-        f"{seconds_text(fair.seconds)} ({change:+.0%}) where they are fair\n"
+        f"sharing         {best.name} takes {seconds_text(best.seconds)} with fifo links, "
+        f"{seconds_text(fair.seconds)} ({change:+.0%}) with fair ones\n"
     )
 
 
 def path_text(row: PairSplits, width: int | None = None) -> str:
-    """How messages between two ends are split, by size."""
+    """The split of messages between two ends, by size."""
     table = []
     for before, split in zip((None, *row.splits), row.splits, strict=False):
         end = split.up_to_bytes
@@ -135,15 +135,15 @@ def path_text(row: PairSplits, width: int | None = None) -> str:
 
 
 def absent_text(field: JobCandidates) -> str:
-    """Who is not in the table, and why, where they were asked for by name."""
+    """Candidates missing in the table, with reasons if they were requested by name."""
     return f"\n{not_here_text(field.absent, bool(field.named), '--algo NAME')}" if field.absent else ""
 
 
 def not_here_text(absent: Mapping[str, str], why: bool, option: str) -> str:
-    """Who could not be asked, and ``why``; else the ``option`` that says it."""
+    """Candidates that do not serve the job, and ``why``; else the ``option`` that shows the reasons."""
     if not why:
-        return f"not here: {', '.join(absent)} ({option} says why)\n"
-    return "not here:\n" + "".join(f"  {name}: {reason}\n" for name, reason in absent.items())
+        return f"unavailable: {', '.join(absent)} (reasons: {option})\n"
+    return "unavailable:\n" + "".join(f"  {name}: {reason}\n" for name, reason in absent.items())
 
 
 def sim_document(
@@ -155,7 +155,7 @@ def sim_document(
     summary: Summary | None,
     steps: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The object; ``best`` is the plan that ``summary`` is of, ``steps`` are training's, if any."""
+    """The JSON object; ``summary`` belongs to the plan ``best``, and ``steps`` are those of training, if any."""
     request, bound = field.request, field.bound_gb_per_s
     document: dict[str, Any] = {
         "collective": request.collective.name,
@@ -183,7 +183,7 @@ def sim_document(
 
 
 def decided_document(best: Estimate, summary: Summary) -> dict[str, Any]:
-    """What :func:`summary_text` says, for programs."""
+    """The content of :func:`summary_text` as JSON."""
     return {
         "algorithm": best.name,
         "size_bytes": best.size_bytes,

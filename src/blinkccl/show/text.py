@@ -1,4 +1,4 @@
-"""Text as people read it: rates, counts and ids; colour, or none; tables and sentences folded to a terminal's width."""
+"""Formatting of text: rates, counts and ids; optional colour; tables and sentences wrapped to a terminal's width."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 _LANE_GB_PER_S = {"nvlink": (20.0, 25.0, 50.0), "xgmi": (50.0, 64.0)}
 #: ``paint(text, style)`` with a style as rich names it: "green", "bold red", "dim".
 Paint = Callable[[str, str], str]
-#: ``look(row, cell)``: the style of a cell of a table, as rich names it.
+#: ``look(row, cell)``: the style of a table's cell, as rich names it.
 Look = Callable[[int, str], str]
-#: Below this there is no room for sentences beside their labels.
+#: Least width with room for sentences beside their labels.
 LEAST_WIDTH = 40
-#: A last column of words stands beside others if there is as much room.
+#: Least width of a last column of words beside others.
 _FEW_WORDS = 20
-#: As deep as the labels in front of sentences ("rate    …", "proof   …").
+#: Width of the labels in front of sentences ("rate    …", "proof   …").
 _LABEL = 8
 _GAP = re.compile(r"(?<=\S) {3,}(?=\S)")
-#: A character for private use in the place of a blank.
+#: A private-use character in place of a blank.
 _BLANK = "\ue000"
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -37,12 +37,12 @@ def seconds_text(seconds: float) -> str:
 
 
 def gb_per_s_text(gb_per_s: float) -> str:
-    """GB/s with as many digits as matter: ``85.7 GB/s``."""
+    """GB/s with four significant digits: ``85.7 GB/s``."""
     return f"{gb_per_s:.4g} GB/s" if gb_per_s < 1000 else f"{gb_per_s:.0f} GB/s"
 
 
 def times_of_nccl(ratio: float) -> str:
-    """A plan's speed over NCCL's: ``1.49 times as fast``; below 1 the other way round."""
+    """A plan's speed relative to NCCL's: ``1.49 times as fast``; below 1, NCCL's relative to the plan's."""
     if abs(ratio - 1) < 0.005:
         return "as fast"
     return f"{ratio:.3g} times as fast" if ratio > 1 else f"NCCL is {1 / ratio:.3g} times as fast"
@@ -55,7 +55,7 @@ def rate_text(rate: Fraction, topology: Topology) -> str:
 
 
 def unit_name(topology: Topology) -> str:
-    """``lane`` where one unit of capacity is one lane of the only kind of links, else ``unit``."""
+    """``lane`` if one unit of capacity is one lane of the only kind of links, else ``unit``."""
     kinds = list(dict.fromkeys(link.kind for link in topology.links))
     lane = len(kinds) == 1 and topology.unit_gb_per_s in _LANE_GB_PER_S.get(kinds[0], ())
     return "lane" if lane else "unit"
@@ -69,7 +69,7 @@ def count(number: int, noun: str) -> str:
 
 
 def ids(vertices: Iterable[int]) -> str:
-    """Vertex ids as typed for ``--gpus``, runs folded: ``0-3,6``. Their order is kept."""
+    """Vertex ids as typed for ``--gpus``, runs abbreviated: ``0-3,6``. Their order is kept."""
     runs: list[list[int]] = []
     for vertex in vertices:
         if runs and vertex == runs[-1][1] + 1:
@@ -86,7 +86,7 @@ def _run(first: int, last: int) -> str:
 
 
 def plain(text: str, style: str) -> str:
-    """``text`` as it is."""
+    """``text`` without style."""
     return text
 
 
@@ -99,10 +99,10 @@ def columns(
     look: Look = lambda row, cell: "",
     paint: Paint = plain,
 ) -> list[str]:
-    """Lines of a table: numbers to the right, the columns named in ``left`` (by index) to the left, whose words wrap.
+    """Lines of a table: numbers right-aligned; columns in ``left`` (by index) left-aligned, with wrapped words.
 
-    What is wider than ``width`` goes on below, with the first ``keys`` columns again; nothing is left out. ``look`` is
-    the style of a cell of row 0 (the header), 1, 2, …
+    Columns beyond ``width`` continue below, with the first ``keys`` columns repeated, so nothing is left out. ``look``
+    gives the style of a cell in row 0 (the header), 1, 2, …
     """
     from rich.console import Console
     from rich.table import Table
@@ -121,7 +121,7 @@ def columns(
         for i in block:
             grid.add_column(justify="left" if i in left else "right", no_wrap=i not in left, overflow="fold")
         for number, row in enumerate(table):
-            # A blank at the end of a number stands for a mark: rich would take it off.
+            # A blank at the end of a number is in place of a mark; rich would remove it.
             cells = [row[i] if i in left else row[i].replace(" ", _BLANK) for i in block]
             grid.add_row(*(Text(cell, look(number, row[i])) for i, cell in zip(block, cells, strict=True)))
         console.print(grid)
@@ -131,7 +131,7 @@ def columns(
 
 
 def _blocks(widths: Sequence[int], room: int, keys: int) -> list[list[int]]:
-    """Which columns stand beside each other, below one another; the last may be broken."""
+    """Groups of columns that fit beside each other; the last column may be broken."""
     blocks = [list(range(keys))]
     for i in range(keys, len(widths)):
         needed = min(widths[i], _FEW_WORDS) if i == len(widths) - 1 else widths[i]
@@ -148,18 +148,18 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 def terminal(text: str, style: str) -> str:
     """``text`` in the terminal's escape codes."""
-    from rich.style import Style  # loaded for a terminal only
+    from rich.style import Style  # imported only for a terminal
 
     return Style.parse(style).render(text)
 
 
 def painter(coloured: bool) -> Paint:
-    """:func:`terminal` where colours are wanted, else :func:`plain`."""
+    """Return :func:`terminal` if coloured, else :func:`plain`."""
     return terminal if coloured else plain
 
 
 def fit(text: str, width: int | None) -> str:
-    """``text`` with lines longer than ``width`` broken between words (None: none); escape codes count as characters."""
+    """``text`` with lines broken between words at ``width`` (None: unbroken); escape codes count as characters."""
     if width is None:
         return text
     return "\n".join(_broken(line, max(width, LEAST_WIDTH)) for line in text.split("\n"))
@@ -169,6 +169,6 @@ def _broken(line: str, width: int) -> str:
     if len(_ESCAPE.sub("", line)) <= width:
         return line
     indent = len(line) - len(line.lstrip())
-    # What stood below something else does not any more, but for what stands behind labels.
+    # Alignment with other lines is lost, except after labels.
     line = _GAP.sub(lambda gap: gap[0] if gap.end() <= _LABEL else "  ", line)
     return "\n".join(_wrapped(line, width, " " * max(indent, _LABEL)))

@@ -13,7 +13,7 @@ from blinkccl.topology.fabric import cables_of, gbit_text
 from blinkccl.topology.memories import HOST_KINDS
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology, Vertex
 
-#: Cells by their letters, without the number of lanes: near is green, far is red.
+#: Colours of cells by their letters, without the number of lanes: green for near, red for far.
 _STYLES = {
     "X": "dim",
     "NV": "green",
@@ -27,21 +27,21 @@ _STYLES = {
     "NET": "magenta",
     "-": "dim",
 }
-#: Ranks of one box, whose matrix people know.
+#: Limit on ranks of a whole matrix, enough for one server.
 _WHOLE = 8
-_ALIKE = "  A-B    ranks that are alike; where their row crosses their column, what any two of them have"
-#: A host vertex is a PCIe root complex: a processor may have several.
+_ALIKE = "  A-B    ranks with equal cells; the crossing of their row and column is the cell of any two of them"
+#: Each host vertex is a PCIe root complex, of which a processor may have several.
 _TRANSIT = {"switch": "switch", "nic": "NIC", "host": "host bridge", "memory": "host memory"}
 
 
 def topology_text(topology: Topology, paint: Paint = plain, width: int | None = None) -> str:
-    """The matrix of ranks, its letters' meaning, links by kind with their origin, and the notes. O(ranks × links).
+    """The matrix of ranks, its legend, links by kind with their origin, and the notes. O(ranks × links).
 
-    Of more than :data:`_WHOLE` ranks, those that are alike have one row and one column.
+    Above :data:`_WHOLE` ranks, ranks with equal cells share one row and one column.
     """
     cells = matrix(topology)
     cells = alike(topology, cells) if len(cells.rows) > _WHOLE else cells
-    told = [
+    sentences = [
         *_legend(cells, len(topology.ranks)),
         "",
         *_links(topology),
@@ -49,7 +49,7 @@ def topology_text(topology: Topology, paint: Paint = plain, width: int | None = 
         *(f"note    {note}" for note in topology.notes),
     ]
     lines = [paint(fit(_title(topology), width), "bold"), "", *_matrix(cells, paint, width), ""]
-    return "\n".join([*lines, *(fit(line, width) for line in told)]) + "\n"
+    return "\n".join([*lines, *(fit(line, width) for line in sentences)]) + "\n"
 
 
 def _title(topology: Topology) -> str:
@@ -71,23 +71,23 @@ def _matrix(cells: Matrix, paint: Paint, width: int | None) -> list[str]:
 
 
 def _legend(cells: Matrix, ranks: int) -> list[str]:
-    """What the cells that occur mean, and the rows of a matrix of ``ranks``."""
-    seen = {cell.rstrip("0123456789") for row in cells.rows for cell in row[1:]}
-    meanings = [f"  {mark:<6} {meaning}" for mark, meaning in LEGEND if mark.rstrip("#") in seen]
+    """Explanation of the cells that occur, and of the rows of a matrix of ``ranks``."""
+    marks = {cell.rstrip("0123456789") for row in cells.rows for cell in row[1:]}
+    meanings = [f"  {mark:<6} {meaning}" for mark, meaning in LEGEND if mark.rstrip("#") in marks]
     return [*meanings, _ALIKE] if len(cells.rows) < ranks else meanings
 
 
 def _unbalanced(topology: Topology) -> list[str]:
-    """The switches that cannot pass on all that they may take in, or take in all that they may give out."""
-    taken, given = Counter[int](), Counter[int]()
+    """Notes on switches with different input and output capacities."""
+    inputs, outputs = Counter[int](), Counter[int]()
     for link in topology.links:
-        taken[link.dst] += link.capacity
-        given[link.src] += link.capacity
+        inputs[link.dst] += link.capacity
+        outputs[link.src] += link.capacity
     return [
-        f"note    {each.label} takes in {taken[each.id]} and gives out {given[each.id]} units: not all of its "
+        f"note    {each.label} receives {inputs[each.id]} and sends {outputs[each.id]} units: not all of its "
         "links can be full"
         for each in topology.vertices
-        if each.kind == "switch" and taken[each.id] != given[each.id]
+        if each.kind == "switch" and inputs[each.id] != outputs[each.id]
     ]
 
 
@@ -112,17 +112,17 @@ _MOST_CABLES = 32
 
 
 def _cables(topology: Topology) -> list[str]:
-    """A line per cable."""
-    found = cables_of(topology)
-    ends = [" – ".join(topology.vertex[v].label for v in (x.src, x.dst)) for x in found]
+    """One line per cable."""
+    cables = cables_of(topology)
+    ends = [" – ".join(topology.vertex[v].label for v in (x.src, x.dst)) for x in cables]
     width = max(map(len, ends), default=0)
-    lines = [f"cable   {end:<{width}}  {gbit_text(x.gb_per_s)}" for end, x in zip(ends, found, strict=True)]
+    lines = [f"cable   {end:<{width}}  {gbit_text(x.gb_per_s)}" for end, x in zip(ends, cables, strict=True)]
     more = len(lines) - _MOST_CABLES
     return [*lines[:_MOST_CABLES], f"cables  and {more} more"] if more > 0 else lines
 
 
-# The cells of that matrix.
-#: What cells can be, for a legend; NV#, XGMI# and the like begin with these letters.
+# Cells of the matrix.
+#: Possible cells, for a legend; NV#, XGMI# and the like begin with these letters.
 LEGEND = (
     ("X", "the GPU itself"),
     ("NV#", "# NVLinks, directly or through NVSwitch"),
@@ -131,16 +131,16 @@ LEGEND = (
     ("SHM", "shared memory of one host"),
     ("PIX", "one PCIe switch"),
     ("PXB", "several PCIe switches, but no processor"),
-    ("PHB", "PCIe and a host bridge; nvidia-smi tells those of one NUMA node apart (NODE)"),
+    ("PHB", "PCIe and a host bridge; nvidia-smi marks several of one NUMA node (NODE)"),
     ("SYS", "the bus between processors"),
     ("NET", "a network"),
-    ("-", "no way, or only over other ranks"),
+    ("-", "no path, or only over other ranks"),
 )
 _LANE_GB_PER_S = {"xgmi": (50, 64), "nvlink": (25, 20)}
-#: No GPU has more NVLinks; where it takes more of 25 GB/s, they are NVLinks 5.
+#: Most NVLinks of a GPU; if a rate needs more links of 25 GB/s, they are NVLinks 5.
 _MOST_NVLINKS, _NVLINK5_GB_PER_S = 18, 50
 _MARK = {"nvlink": "NV", "xgmi": "XGMI"}
-#: Kinds from near to far: a way through transit vertices is classed by its farthest link.
+#: Kinds from near to far; a path through transit vertices has the class of its farthest link.
 _NEARNESS = {"nvlink": 0, "xgmi": 0, "c2c": 0, "shm": 1, "pcie": 2, "smp": 3, "net": 4}
 
 
@@ -154,7 +154,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How one rank reaches another: farthest kind, what was crossed, and the narrowest fast link on it."""
+    """A path from one rank to another: its farthest kind, its vertices, and its narrowest fast link."""
 
     far: int
     hosts: int
@@ -164,9 +164,9 @@ class _Way:
 
 
 def matrix(topology: Topology) -> Matrix:
-    """Cells of :data:`LEGEND` for every pair of ranks, and the server where there are several. O(ranks × links).
+    """Cells of :data:`LEGEND` for every pair of ranks, and the server column if there are several. O(ranks × links).
 
-    A cell names the nearest way between the two, directly or over switches, hosts and NICs, never over another rank.
+    A cell names the nearest path between two ranks, directly or over switches, hosts and NICs, never over a third rank.
     """
     ranks = topology.ranks
     servers = {topology.vertex[r].server for r in ranks}
@@ -191,8 +191,10 @@ def _name(vertex: Vertex) -> str:
 
 
 def alike(topology: Topology, whole: Matrix) -> Matrix:
-    """``whole`` with a row and a column for all ranks that have the same cells: what they have among themselves is the
-    cell where the two cross. It says no less. O(ranks² × kinds of rows), mostly.
+    """``whole`` with one row and one column for all ranks with equal cells.
+
+    The crossing of such a row and column has the cell between two of these ranks, so nothing is lost.
+    Typical cost: O(ranks² × kinds of rows).
     """
     ranks = topology.ranks
     place = {rank: i for i, rank in enumerate(ranks)}
@@ -216,7 +218,7 @@ def alike(topology: Topology, whole: Matrix) -> Matrix:
 def _are_alike(
     topology: Topology, cell: Sequence[Sequence[str]], place: Mapping[int, int], one: int, other: int
 ) -> bool:
-    """Whether the two are of one kind and server, and all others see no difference between them, nor they in others."""
+    """True if both have the same kind and server, and equal cells to all others, in both directions."""
     a, b = topology.vertex[one], topology.vertex[other]
     i, j = place[one], place[other]
     if (a.kind, a.server) != (b.kind, b.server) or cell[i][j] != cell[j][i]:
@@ -225,7 +227,7 @@ def _are_alike(
 
 
 def _lane(topology: Topology, kind: str, unit: Fraction) -> Fraction:
-    """GB/s of a lane: the nominal rate that divides all links of the kind, else the smallest of them."""
+    """GB/s of a lane: the nominal rate that divides all links of the kind, else the smallest link."""
     rates = [x.capacity * unit for x in topology.links if x.kind == kind]
     if kind == "nvlink" and rates and max(rates) > _MOST_NVLINKS * _LANE_GB_PER_S[kind][0]:
         return Fraction(_NVLINK5_GB_PER_S)
@@ -236,7 +238,7 @@ def _lane(topology: Topology, kind: str, unit: Fraction) -> Fraction:
 
 
 def _ways(topology: Topology, source: int, ahead: dict[int, list[tuple[int, Fraction, str]]]) -> dict[int, _Way]:
-    """The nearest way from ``source`` to every vertex: by farthest kind first, then by vertices crossed."""
+    """The nearest path from ``source`` to every vertex: by farthest kind first, then by number of vertices."""
     best: dict[int, _Way] = {source: _Way(0, 0, 0, Fraction(0), "")}
     for far in range(max(_NEARNESS.values()) + 1):
         level = list(best)

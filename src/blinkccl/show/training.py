@@ -1,14 +1,14 @@
-"""The time of a training step, given how long its collectives take.
+"""The time of a training step, from the times of its collectives.
 
 A step is a forward pass, a backward pass from the last layer to the first, and the exchange of gradients. Gradients
-are sent while earlier layers still compute, in buckets as PyTorch's DistributedDataParallel does (Li et al. 2020,
-§3.2). What does not hide behind the backward pass is the communication overhead of Blink's Fig 5 (MLSys 2020), and what
-a faster AllReduce can save in its Fig 18.
+are sent while earlier layers still compute, in buckets as in PyTorch's DistributedDataParallel (Li et al. 2020,
+§3.2). Communication that the backward pass does not hide is the overhead in Blink's Fig 5 (MLSys 2020). It is also the
+time that a faster AllReduce can save in its Fig 18.
 
-The model is a recurrence over two things that each do one job at a time: the GPU's arithmetic and the communicator.
-It knows nothing of links: the time of a collective is a function of its size that the caller gives. Left out:
-communication that slows arithmetic, launches by the host, stragglers. The backward time is spread over the layers by
-their FLOPs, which gives too little to layers that wait for memory.
+The model is a recurrence over two resources that each do one job at a time: the GPU's arithmetic and the communicator.
+It does not model links: the caller gives the time of a collective as a function of its size. Left out: communication
+that slows arithmetic, launches by the host, stragglers. The backward time is divided among the layers by their FLOPs,
+which gives too little to memory-bound layers.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from blinkccl.show.models import Compute, NeuralNetwork, Tensor, work_of
 from blinkccl.show.text import Paint, columns, fit, seconds_text
 from blinkccl.units import size_text
 
-#: Time of a collective of so many bytes.
+#: Time of a collective, by its size in bytes.
 Seconds = Callable[[int], float]
 
-#: Bytes at which DistributedDataParallel closes its first bucket, so that sending begins early, and the others.
+#: Bytes at which DistributedDataParallel closes its first bucket (small, to begin sending early), and the others.
 DDP_BUCKET_BYTES = (2**20, 25 * 2**20)
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors that one AllReduce moves. It may begin at ``ready_s`` and ran from ``start_s`` to ``end_s``.
+    """Tensors in one AllReduce. It may begin at ``ready_s``, and ran from ``start_s`` to ``end_s``.
 
     Times count from the beginning of the step.
     """
@@ -54,8 +54,8 @@ class TrainingStep:
     """One step of one rank.
 
     ``compute_s`` is forward and backward alone, ``communication_s`` the time for which the communicator is busy,
-    ``exposed_s`` the part of it that compute does not hide, ``total_s`` = compute + exposed. ``buckets`` are in the
-    order in which they are sent. The optimizer's time is in compute, as it is in published throughputs.
+    ``exposed_s`` the part of it that compute does not hide, ``total_s`` = compute + exposed. ``buckets`` are in
+    sending order. The optimizer's time is part of compute, as in published throughputs.
     """
 
     compute_s: float
@@ -66,7 +66,7 @@ class TrainingStep:
 
     @property
     def overhead_percent(self) -> float:
-        """Communication overhead as Blink's Fig 5 has it: exposed communication in percent of the step."""
+        """Communication overhead as in Blink's Fig 5: exposed communication in percent of the step."""
         return 100.0 * self.exposed_s / self.total_s
 
 
@@ -79,10 +79,10 @@ def step_time(
 ) -> TrainingStep:
     """A step of data-parallel training: forward, backward, and an AllReduce of every bucket of gradients.
 
-    Gradients come in the reverse order of the parameters, a layer's all at once. A bucket is full as soon as it holds
-    its bytes or more; it is ready when its last gradient is. Buckets are reduced one after another. Without ``overlap``
-    none is sent before the backward pass is over. The buckets are those that PyTorch has from its second iteration on,
-    when it has seen in which order gradients come.
+    Gradients come in the reverse order of the parameters, a layer's all at once. A bucket closes when it holds at
+    least its bytes; it is ready when its last gradient is. Buckets are reduced one after another. Without ``overlap``,
+    sending starts after the backward pass. The buckets are those of PyTorch from its second iteration on, after it has
+    recorded the order of gradients.
     """
     seconds = cache(allreduce_seconds)
     gradients = list(_gradients(model, compute))
@@ -100,17 +100,17 @@ def step_time(
 
 
 def _gradients(model: NeuralNetwork, compute: Compute) -> Iterator[tuple[Tensor, float]]:
-    """Every tensor, last first, with the time at which its gradient is there."""
+    """Every tensor, last first, with the time at which its gradient is ready."""
     layers = model.layers[::-1]
     for layer, done in zip(layers, accumulate(layer.backward_flops for layer in layers), strict=True):
-        # Rounded once, so that the last gradient is there exactly when the backward pass ends.
+        # One rounding, so that the last gradient is ready exactly at the end of the backward pass.
         ready_s = float(Fraction(compute.forward_s) + Fraction(compute.backward_s) * done / model.backward_flops)
         for tensor in reversed(layer.tensors):
             yield tensor, ready_s
 
 
 def _cut(sizes: list[int], first_bytes: int, then_bytes: int) -> Iterator[tuple[int, int]]:
-    """Consecutive runs, each closed by the size that fills it; what is left over is the last one."""
+    """Consecutive runs, each closed by the size that fills it; the remainder is the last run."""
     begin, held, limit = 0, 0, first_bytes
     for end, size_bytes in enumerate(sizes, start=1):
         held += size_bytes
@@ -130,7 +130,7 @@ class StepTable:
     by_name: Mapping[str, TrainingStep]
 
     def document(self) -> list[dict[str, Any]]:
-        """For the JSON of ``blink sim --model``."""
+        """The steps in the JSON of ``blink sim --model``."""
         return [
             {
                 "algorithm": name,
@@ -144,7 +144,7 @@ class StepTable:
         ]
 
     def text(self, paint: Paint, width: int | None = None) -> str:
-        """For people, the shortest step first."""
+        """A table, the shortest step first."""
         ordered = sorted(self.by_name.items(), key=lambda item: item[1].total_s)
         table = [
             [
@@ -157,7 +157,7 @@ class StepTable:
         header = ("algorithm", "step", "exposed", "allreduce", "overhead %")
         lines = columns(header, table, (0,), width, look=lambda n, _: "bold" if n == 1 else "", paint=paint)
         compute = seconds_text(ordered[0][1].compute_s)
-        buckets = f"buckets of {size_text(DDP_BUCKET_BYTES[1])} while the backward pass goes on"
+        buckets = f"buckets of {size_text(DDP_BUCKET_BYTES[1])} during the backward pass"
         head = f"a step of {self.model} on {self.gpu.upper()}s: {compute} of compute, gradients reduced in {buckets}"
         return fit(f"\n{head}\n\n", width) + "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""The trees of a share as a picture, drawn as trees: the root on top, arrows for what goes up and down."""
+"""The trees of a share as a picture: the root on top, arrows for the directions of data."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from blinkccl.show.shapes import Line, Picture, Rect, Shape, ShapeGroup, Text, m
 from blinkccl.show.text import ids
 from blinkccl.trees.forest.model import Forest, Share, Tree
 
-#: Nodes of a tree beyond which it is told by its levels and not drawn, and how many of these are.
+#: Limit on nodes of a drawn tree; larger ones are listed by levels, at most this many.
 MOST_NODES, _LEVELS = 80, 10
-#: Edges of a tree of which every rank is drawn, and leaves of one parent that are.
+#: Limit on edges of a tree with a node for every rank, and on leaves of one parent.
 _WHOLE, _SIDE_BY_SIDE = 24, 6
-#: A node of a drawn tree, from one to the next, and how far a second one looks out behind a node of several.
+#: Size of a node, distance between nodes, and offset of the second outline of a node for several ranks.
 _DISC_W, _DISC_H, _STEP_X, _STEP_Y, _PILE = 34.0, 22.0, 44.0, 50.0, 3.0
 
 
 def share_picture(forest: Forest, share: Share, number: int) -> Picture:
-    """The trees of a share, root on top: one drawing where the data goes up and down the same tree, else two.
+    """The trees of a share, root on top: one drawing if data go up and down the same tree, else two.
 
-    Ranks of one server that hang together are one node where the tree is large.
+    In a large tree, connected ranks of one server are one node.
     """
     up, down = share.reduce, share.broadcast
     title = f"share {number + 1}: {weight_text(share.weight)} of the data"
@@ -45,7 +45,7 @@ def share_picture(forest: Forest, share: Share, number: int) -> Picture:
 
 
 def weight_text(weight: Fraction) -> str:
-    """``1/2``; long fractions as a part of a hundred."""
+    """``1/2``; long fractions as a percentage."""
     if weight == 1:
         return "all"
     text = str(weight)
@@ -67,7 +67,7 @@ def _hops(tree: Tree) -> str:
 
 
 def _tree_shapes(forest: Forest, tree: Tree, upward: bool, heads: tuple[str, str]) -> tuple[list[Shape], float, float]:
-    """Shapes of one tree with their width and height; ``heads`` are those of arrows up and down."""
+    """Shapes of one tree with their width and height; ``heads`` are the arrows' styles, up and down."""
     below, labels, merged = _contracted(forest, tree, upward)
     if len(labels) > MOST_NODES:
         return _level_shapes(tree, upward)
@@ -90,7 +90,7 @@ def _tree_shapes(forest: Forest, tree: Tree, upward: bool, heads: tuple[str, str
 
 
 def _level_shapes(tree: Tree, upward: bool) -> tuple[list[Shape], float, float]:
-    """Of a tree that is too large to draw, how many ranks are how far from the root."""
+    """A list for a tree that is too large to draw: the number of ranks at each distance from the root."""
     below = {
         parent: [path[0] if upward else path[-1] for path in paths] for parent, paths in children(tree, upward).items()
     }
@@ -110,9 +110,9 @@ def _level_shapes(tree: Tree, upward: bool) -> tuple[list[Shape], float, float]:
 
 
 def _arrows(parent: Point, child: Point, heads: tuple[str, str]) -> list[Shape]:
-    """Between two nodes: up, down, or both side by side."""
+    """Arrows between two nodes: up, down, or both side by side."""
     both = all(heads)
-    found: list[Shape] = []
+    arrows: list[Shape] = []
     for head, begin, end in ((heads[0], child, parent), (heads[1], parent, child)):
         if not head:
             continue
@@ -121,16 +121,16 @@ def _arrows(parent: Point, child: Point, heads: tuple[str, str]) -> list[Shape]:
         cut, off = 13.0 / max(abs(uy), 0.3), 2.6 if both else 0.0
         a = (begin[0] + ux * cut - uy * off, begin[1] + uy * cut + ux * off)
         b = (end[0] - ux * cut - uy * off, end[1] - uy * cut + ux * off)
-        found.append(Line((a, b), head.removeprefix("head-"), 1.6, head=head))
-    return found
+        arrows.append(Line((a, b), head.removeprefix("head-"), 1.6, head=head))
+    return arrows
 
 
 def _contracted(
     forest: Forest, tree: Tree, upward: bool
 ) -> tuple[dict[int, list[int]], dict[int, str], dict[int, tuple[int, ...]]]:
-    """Children per node, labels, and what stands in one node in the place of many leaves.
+    """Children per node, labels, and nodes that represent several leaves.
 
-    In a large tree over servers, ranks of one server that hang together are one node.
+    In a large tree over servers, connected ranks of one server are one node.
     """
     edges = {
         parent: [path[0] if upward else path[-1] for path in paths] for parent, paths in children(tree, upward).items()
@@ -165,7 +165,7 @@ def _shortened(label: str) -> str:
 
 
 def _tidy(root: int, below: Mapping[int, Sequence[int]]) -> tuple[dict[int, float], dict[int, int]]:
-    """Leaves side by side, parents over the middle of their children; without recursion, as chains can be long."""
+    """Leaves side by side, parents above the middle of their children; without recursion, as chains can be long."""
     depth, order = {root: 0}, [root]
     for node in order:
         for child in below.get(node, ()):

@@ -1,5 +1,5 @@
-"""A plan in the words of somebody who never read the paper: what, how fast, why not faster; the glossary's terms in
-brackets."""
+"""A plan in words for readers who do not know the paper: its content, its speed, and the proof; with the glossary's
+terms in brackets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blinkccl.trees.forest.model import Dual, Forest
 from blinkccl.trees.forest.order import shortened
 from blinkccl.units import bus_factor
 
-#: What a term says about a plan, a sentence or two each.
+#: A term on a plan, with a sentence or two.
 Said = tuple[str, str]
 
 NAMES = {
@@ -23,28 +23,28 @@ NAMES = {
     "alltoall": "AllToAll",
     "sendrecv": "SendRecv",
 }
-#: What proves a bound, as the glossary calls it.
+#: Names of the proofs of a bound, as in the glossary.
 _KINDS = {"cut": "a cut", "ratio": "a cut", "partition": "a partition", "dual": "link prices"}
 _MEANING = {
-    "broadcast": "all get a copy of what {root} has",
-    "reduce": "{root} gets the sum of what all have",
-    "allreduce": "all have the sum of what all have",
-    "allgather": "all have everybody's block, one beside another",
-    "reduce_scatter": "what all have is summed up, and each gets one block of the sum",
-    "gather": "{root} gets everybody's block, one beside another",
-    "scatter": "each gets its block of what {root} has",
-    "alltoall": "each gives a block of its own to each other",
-    "sendrecv": "{src} gives its data to {dst}",
+    "broadcast": "every rank has a copy of {root}'s data",
+    "reduce": "{root} has the sum of all ranks' data",
+    "allreduce": "every rank has the sum of all ranks' data",
+    "allgather": "every rank has the blocks of all ranks, in order",
+    "reduce_scatter": "each rank has one block of the sum of all ranks' data",
+    "gather": "{root} has the blocks of all ranks, in order",
+    "scatter": "each rank has its block of {root}'s data",
+    "alltoall": "each rank has a block from every other rank",
+    "sendrecv": "{dst} has {src}'s data",
 }
 
 
 def collective_name(name: str) -> str:
-    """As the field writes it: AllReduce, Broadcast."""
+    """The usual name of a collective: AllReduce, Broadcast."""
     return NAMES.get(name, name.capitalize())
 
 
 def title(forest: Forest) -> str:
-    """What is planned, among whom."""
+    """The collective and its ranks."""
     kind = forest.topology.vertex[forest.ranks[0]].kind.upper()
     return (
         f"{collective_name(forest.collective.name)} among {count(len(forest.ranks), kind)} ({ids(forest.ranks)}) of "
@@ -53,7 +53,7 @@ def title(forest: Forest) -> str:
 
 
 def summary(forest: Forest, ring: str = "") -> Iterator[Said]:
-    """What, how fast, how, why not faster, and against rings, as terms with a sentence or two each."""
+    """Terms with a sentence or two each: content, speed, method, proof, and comparison with rings."""
     collective, unit = forest.collective, forest.topology.unit_gb_per_s
     kind = forest.topology.vertex[forest.ranks[0]].kind.upper()
     ends = {
@@ -69,15 +69,15 @@ def summary(forest: Forest, ring: str = "") -> Iterator[Said]:
     busbw = rate * float(bus_factor(collective.name, len(forest.ranks)))
     yield (
         "How fast",
-        f"{gb_per_s_text(rate)}: a gigabyte takes {1e3 / rate:.3g} ms where all links keep the rates that their "
-        f"makers state (algbw; as nccl-tests compares machines, {gb_per_s_text(busbw)} busbw).",
+        f"{gb_per_s_text(rate)}: a gigabyte takes {1e3 / rate:.3g} ms if all links have the rates that their "
+        f"vendors state (algbw; for comparison between machines, {gb_per_s_text(busbw)} busbw).",
     )
     yield "How", _how(forest)
     if forest.order:
         yield (
             "In one order",
-            f"Every element is the sum {shortened(forest.order)}, whatever the size and the engine; what stands in "
-            "parentheses is rounded and sent as one message. What sums in any orders is at most "
+            f"Every element is the sum {shortened(forest.order)}, at any size and on any engine; a sum in "
+            "parentheses is rounded and sent as one message. Plans with a free order are at most "
             f"{float(forest.price):.2f} times as fast.",
         )
     yield "Why not faster", _why(forest, unit)
@@ -95,15 +95,15 @@ def _how(forest: Forest) -> str:
     each = "each goes" if moving != 1 else "it goes"
     if up and down:
         roots = "ranks or switches" if forest.combining else "ranks"
-        way = f"{each} up a tree of links to one of the {roots}, added up on the way, and then down a tree to all"
+        way = f"{each} up a tree of links to one of the {roots}, reduced on the way, and then down a tree to all"
     elif up:
-        way = f"{each} up a tree of links, added up on the way, to the one that keeps it"
+        way = f"{each} up a tree of links, reduced on the way, to its destination"
     else:
         way = f"{each} down a tree of links"
     load = forest.link_load
     full = sum(1 for arc, used in load.items() if used == forest.topology.link[arc].capacity)
     return (
-        f"{parts}; {way}, in chunks one behind another. The longest way is {count(forest.depth, 'hop')}. "
+        f"{parts}; {way}, in consecutive chunks. The longest path is {count(forest.depth, 'hop')}. "
         f"{len(load)} of {count(len(forest.topology.links), 'link')} are used, {full} of them all the time."
     )
 
@@ -120,13 +120,13 @@ def _why(forest: Forest, unit: float) -> str:
 
 
 def proof(forest: Forest) -> Iterator[str]:
-    """The argument of the bound as the plan's text has it, and what it means."""
+    """The argument for the bound, as in the plan's text, and its meaning."""
     head, *argument = (line.partition(" ")[2].strip() for line in certificate_lines(forest))
     yield f"{head[:1].upper()}{head[1:]} {' '.join(argument)}."
     if forest.optimal:
-        yield "The trees of this plan reach just that: the plan is its own proof that the bound can be met."
+        yield "The trees of this plan reach this rate, which proves that the bound can be met."
     else:
-        yield "Between this and what the plan reaches is a gap: it may be that no plan meets the bound."
+        yield "The plan does not reach this rate, and possibly no plan does."
     yield (
         '"blink check" recomputes trees, loads, rate and bound from the file alone, by code that shares nothing with '
         "the planner."

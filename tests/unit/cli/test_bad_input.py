@@ -81,10 +81,10 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
         (["-k", "9"], "-k 9"),
         (["-k", "3", "--free", ""], "--free is empty; leave it out for all GPUs"),
         (["-k", "3", "--free", "0-9"], "--free 0-9: the range 0-9 goes beyond the last GPU, 7"),
-        (["-k", "3", "--free", "0,1"], "the 2 that are free"),
+        (["-k", "3", "--free", "0,1"], "expected 2 to 2, the number of free GPUs"),
         (["-k", "3", "--collective", "sum"], "unknown collective 'sum'"),
         (["-k", "3", "--top", "0"], "--top"),
-        (["-k", "20", "--topo", "8x dgx-a100"], "name fewer with --free"),
+        (["-k", "20", "--topo", "8x dgx-a100"], "name fewer GPUs with --free"),
         ([], "-k"),
     ],
     "sim allreduce --topo dgx-1v": [

@@ -67,7 +67,7 @@ def test_switches_that_give_out_more_than_they_take_in_are_named_and_planned_wit
     links = [(0, 4, 5), (1, 4, 5), (4, 0, 5), (4, 1, 7), (2, 5, 5), (3, 5, 5), (5, 2, 5), (5, 3, 5)]
     machine = topology(tmp_path, [*links, (4, 5, 4), (5, 4, 4)], 4, 2)
     shown = blink("topo", machine)
-    assert "V4 takes in 14 and gives out 16 units" in shown.out
+    assert "V4 receives 14 and sends 16 units" in shown.out
     assert "V5 takes" not in shown.out
     plan = tmp_path / "plan.json"
     assert blink("plan", collective, "--topo", machine, "-o", plan).code == 0

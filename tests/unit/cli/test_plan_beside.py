@@ -9,18 +9,19 @@ from pathlib import Path
 def test_an_allreduce_names_the_rate_of_in_network_reduction(blink):
     ended = blink("plan", "allreduce", "--topo", "hgx-h100")
     assert (
-        "switch  450 GB/s algbw where NVSwitch adds up and multicasts too (1 tree; nothing is faster, by the links "
+        "switch  450 GB/s algbw with reduction in NVSwitch (1 tree; nothing is faster, by the links "
         "out of {0})" in " ".join(ended.out.split()).replace("switch 450", "switch  450")
     )
     stated = json.loads(blink("plan", "allreduce", "--topo", "hgx-h100", "--json").out)["in_switch"]
     assert (stated["gb_per_s"], stated["certificate"]["kind"], stated["trees"]) == (450, "cut", 1)
     assert "switch  " not in blink("plan", "allreduce", "--topo", "dgx-a100").out
-    assert "300 GB/s algbw where NVSwitch" in blink("plan", "allreduce", "--topo", "dgx-a100 @ switches=sharp").out
+    assert (
+        "300 GB/s algbw with reduction in NVSwitch"
+        in blink("plan", "allreduce", "--topo", "dgx-a100 @ switches=sharp").out
+    )
     assert "in_switch" not in json.loads(blink("plan", "broadcast", "--topo", "hgx-h100", "--json").out)
     several = blink("plan", "allreduce", "--topo", "4x hgx-h100").out
-    assert (
-        "switch  266.7 GB/s algbw where 0/NVSwitch, 1/NVSwitch, 2/NVSwitch and 1 more add up and multicast" in several
-    )
+    assert "switch  266.7 GB/s algbw with reduction in 0/NVSwitch, 1/NVSwitch, 2/NVSwitch and 1 more (" in several
     assert "nothing is faster, by the links 0→43, 1→44 and 62 more" in " ".join(several.split())
 
 
@@ -29,7 +30,7 @@ def test_the_trees_of_switches_are_a_plan(blink, tmp_path):
     text = blink("plan", "allreduce", "--topo", "2x dgx-a100 @ switches=sharp", "--algo", "in_switch", "-o", file).out
     assert "bound   8 units = 200 GB/s: optimal\n" in text
     assert "in them 16 = 0/NVSwitch, 31 = 1/NVSwitch" in text
-    assert "proof   no schedule of trees is faster, even if these switches combine and multicast:" in text
+    assert "proof   no schedule of trees is faster, even if these switches reduce and multicast:" in text
     assert "switch  " not in text
     checked = blink("check", file)
     assert (checked.code, checked.out.splitlines()[-1]) == (0, "proved")
@@ -67,12 +68,12 @@ def test_an_order_and_its_price_stand_in_text_file_and_check(blink, tmp_path):
     text = blink(
         "plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0-2,4,6", "--deterministic", "order", "-o", plan
     ).out
-    assert "order   0+1+2+(4+6), of every element, whatever the size, chunks and engine\n" in text
-    assert "price   1.43x: order-invariant 35 GB/s, in any orders at most 50 GB/s\n" in text
+    assert "order   0+1+2+(4+6), for every element, at any size, chunk and engine\n" in text
+    assert "price   1.43x: order-invariant 35 GB/s, in free order at most 50 GB/s\n" in text
     checked = blink("check", plan).out
     assert "  ok  order: 0+1+2+(4+6), in every share\n" in checked
     blink("show", plan, "-o", tmp_path / "plan.html")
-    assert "Every element is the sum 0+1+2+(4+6), whatever" in (tmp_path / "plan.html").read_text()
+    assert "Every element is the sum 0+1+2+(4+6), at any size" in (tmp_path / "plan.html").read_text()
     document = json.loads(Path(plan).read_text())
     assert (document["order"], document["price"], document["algorithm"]) == ("0+1+2+(4+6)", "10/7", "order")
     document["order"] = "0+1+2+4+6"
@@ -81,7 +82,7 @@ def test_an_order_and_its_price_stand_in_text_file_and_check(blink, tmp_path):
     assert "sums (4+6); expected the order 0+1+2+4+6, got 0+1+2+(4+6)" in refused
     assert "it keeps slice 0 summed as 0+1+2+(4+6), expected 0+1+2+4+6" in refused
     assert (
-        "broadcast sums nothing: no order to keep"
+        "broadcast sums nothing, so no order applies"
         in blink("plan", "broadcast", "--topo", "dgx-1v", "--deterministic", "order").out
     )
 

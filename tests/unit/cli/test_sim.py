@@ -122,7 +122,7 @@ def test_a_bound_of_sizes_is_a_sweep(blink) -> None:
     ):
         assert [row["size_bytes"] for row in json.loads(blink(*command, *limit, "--json").out)["sizes"]] == sizes
     ended = blink(*command, "-e", "16K")
-    assert "who wins from which size" in ended.out
+    assert "fastest by size" in ended.out
     assert "critical path" not in ended.out
 
 
@@ -130,12 +130,12 @@ def test_a_size_that_moves_nothing_has_no_winner(blink, tmp_path: Path) -> None:
     command = ["sim", "allgather", "--topo", "dgx-1v", "--algo", "optimal,ring"]
     one = blink(*command, "--size", "28")
     assert one.code == 0, one.err
-    assert "moves nothing: fewer than one element per block" in one.out
-    assert "moves nothing" not in blink(*command, "--size", "32").out
+    assert "nothing moves: fewer than one element per block" in one.out
+    assert "nothing moves" not in blink(*command, "--size", "32").out
     swept = blink(*command, "-b", "16", "-e", "64").out.splitlines()
     stars = {line.split()[0]: "*" in line for line in swept if line.split()[:1] in (["16"], ["64"]) and "µs" in line}
     assert stars == {"16": False, "64": True}
-    assert [line.split()[0] for line in swept[swept.index("who wins from which size:") + 1 :] if line] == ["64"]
+    assert [line.split()[0] for line in swept[swept.index("fastest by size:") + 1 :] if line] == ["64"]
 
 
 def test_a_size_that_moves_nothing_is_not_drawn(blink, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_transformers_step(blink) -> None:
     for name in ("optimal", "ring"):
         assert plain[name]["compute_s"] == pytest.approx(6 * 1.3e9 * 2048 / (0.45 * 989e12))
         assert plain[name]["exposed_s"] > 0
-    assert "in buckets of 25M while the backward pass goes on" in blink("sim", *job).out
+    assert "in buckets of 25M during the backward pass" in blink("sim", *job).out
 
 
 def test_both_ways_of_sharing_are_reported_if_they_differ(blink) -> None:
@@ -279,6 +279,6 @@ def test_both_ways_of_sharing_are_reported_if_they_differ(blink) -> None:
     other = fifo["other_sharing"]
     assert (other["algorithm"], other["sharing"]) == ("optimal", "fair")
     assert other["seconds"] / fifo["sizes"][0]["algorithms"][0]["seconds"] > 1.05
-    assert re.search(r"^sharing +optimal takes .* where links are fifo, .* \(\+1\d%\) where", blink(*command).out, re.M)
+    assert re.search(r"^sharing +optimal takes .* with fifo links, .* \(\+1\d%\) with fair", blink(*command).out, re.M)
     equal = json.loads(blink("sim", "allreduce", "--topo", "ring:4", "--algo", "ring", "--size", "64M", "--json").out)
     assert "other_sharing" not in equal

@@ -1,4 +1,4 @@
-"""``blink explain``: it says what libblink.so's table says, and what ``auto`` and NCCL's model say of the same job."""
+"""``blink explain``: it agrees with libblink.so's table, and with ``auto`` and NCCL's model for the same job."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def explained(request, size_bytes):
 
 
 @pytest.mark.parametrize(("gpus", "name", "root"), [("1,4,5,6", "allreduce", 0), ("0-3", "scatter", 2)])
-def test_it_says_what_the_library_does(gpus, name, root):
-    """The row that a communicator's planner makes, for all collectives at once, has the size."""
+def test_the_library_row_is_that_of_the_planner(gpus, name, root):
+    """Its row covers the size, in the table that a communicator's planner makes for all collectives at once."""
     request = asked("dgx-1v", name, gpus, root)
     place, gpu = JobPlacement(request.topology, request.ranks), gpu_of(request.topology)
     planned = candidates(place, DEFAULT, gpu.blocks, {})
@@ -40,33 +40,38 @@ def test_it_says_what_the_library_does(gpus, name, root):
     taken = set()
     for size in SIZES:
         (row,) = [row for row in rows if (row.collective, row.root) == key and row.least <= size < row.below]
-        found = explained(request, size).library
-        assert isinstance(found, ChoiceRow)
-        assert (found.least, found.below, found.protocol, found.why) == (row.least, row.below, row.protocol, row.why)
-        assert (found.candidate is None) == (row.candidate is None)
-        taken.add(found.candidate is None)
+        library = explained(request, size).library
+        assert isinstance(library, ChoiceRow)
+        assert (library.least, library.below, library.protocol, library.why) == (
+            row.least,
+            row.below,
+            row.protocol,
+            row.why,
+        )
+        assert (library.candidate is None) == (row.candidate is None)
+        taken.add(library.candidate is None)
     assert False in taken
 
 
-def test_the_fastest_is_said_with_the_runner_up_nccl_and_the_bound():
-    found = explained(asked("dgx-1v", gpus="1,4,5,6"), 64 << 20)
-    best, second = found.choice.timed[:2]
-    assert best.estimate.seconds == min(one.at(64 << 20).seconds for one in found.auto.plans)
-    text = explain_text(found, why=True)
+def test_the_text_has_the_fastest_the_runner_up_nccl_and_the_bound():
+    explanation = explained(asked("dgx-1v", gpus="1,4,5,6"), 64 << 20)
+    best, second = explanation.choice.timed[:2]
+    assert best.estimate.seconds == min(one.at(64 << 20).seconds for one in explanation.auto.plans)
+    text = explain_text(explanation, why=True)
     for line in (
         f"fastest {best.plan.name}: {seconds_text(best.estimate.seconds)}, ",
         f"next    {second.plan.name}: {seconds_text(second.estimate.seconds)}, ",
-        f"nccl    {found.nccl.words}: {seconds_text(found.nccl.seconds)}, ",
-        f"{found.nccl.seconds / best.estimate.seconds:.2f} times as long as the fastest\nbound   ",
+        f"nccl    {explanation.nccl.words}: {seconds_text(explanation.nccl.seconds)}, ",
+        f"{explanation.nccl.seconds / best.estimate.seconds:.2f} times as long as the fastest\nbound   ",
         "proof   no schedule of unicast store-and-forward trees on these links is faster:\n",
         "\ncritical path   move ",
-        "\nnot here:\n",
+        "\nunavailable:\n",
         "\n  three_phase: three_phase is for ranks on several servers",
     ):
         assert line in text
-    short = explain_text(found)
-    assert text.startswith(short[: short.index("not here")])
-    assert short.endswith("\nnot here: " + ", ".join(found.auto.absent) + " (--why says why)\n")
+    short = explain_text(explanation)
+    assert text.startswith(short[: short.index("unavailable")])
+    assert short.endswith("\nunavailable: " + ", ".join(explanation.auto.absent) + " (reasons: --why)\n")
 
 
 @pytest.mark.parametrize(
@@ -87,12 +92,12 @@ def test_the_fastest_is_said_with_the_runner_up_nccl_and_the_bound():
         ("2x ring:2 @ 40Gbps", "allreduce", "kernels do not store between servers", "NCCL ring Simple: "),
     ],
 )
-def test_where_the_library_has_no_say_that_is_said(spec, name, why, nccl):
-    """NCCL's answer has nothing to do with that."""
-    found = explained(asked(spec, name), 1 << 20)
-    assert found.library == why
-    text = explain_text(found)
-    assert f"here    libblink.so has no say: {why}\n" in text
+def test_the_text_says_why_the_library_does_not_apply(spec, name, why, nccl):
+    """NCCL's line does not depend on it."""
+    explanation = explained(asked(spec, name), 1 << 20)
+    assert explanation.library == why
+    text = explain_text(explanation)
+    assert f"here    libblink.so does not apply: {why}\n" in text
     assert f"nccl    {nccl}" in text
 
 
@@ -101,11 +106,11 @@ def measured_table(request, kind, *times):
     return MeasuredTable(machine_key(request.topology), "dgx-1v", kind, "somebody", 1.0, cells=(cell,))
 
 
-def test_it_says_measured_where_it_is():
+def test_measured_times_are_marked():
     request = asked("dgx-1v", gpus="1,4,5,6")
     table = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9), Time(NCCL, "", 9e-5, 9))
-    found = explain(request, 1 << 20, Conditions(calibration_for(request.topology)), table)
-    text = explain_text(found)
+    explanation = explain(request, 1 << 20, Conditions(calibration_for(request.topology)), table)
+    text = explain_text(explanation)
     for line in (
         "here    libblink.so runs optimal by LL128 from 1M to below 2M "
         "(blink optimal ll128 21 GB/s, NCCL 11.7 GB/s measured at 1M)\n",
@@ -116,26 +121,26 @@ def test_it_says_measured_where_it_is():
         assert line in text
     slow = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9), Time(NCCL, "", 1e-5, 9))
     text = explain_text(explain(request, 1 << 20, Conditions(calibration_for(request.topology)), slow))
-    left = "libblink.so leaves it to NCCL from 1M to below 2M: nothing that it plans is measured 1.03 times as fast ("
+    left = "libblink.so leaves it to NCCL from 1M to below 2M: none of its plans is measured 1.03 times as fast ("
     assert left in text
     assert " measured at " not in explain_text(explained(request, 1 << 20))
 
 
-def test_a_laboratory_says_nothing_of_kernels_and_of_nccl():
+def test_laboratory_measurements_do_not_affect_kernels_and_nccl():
     request = asked("dgx-1v", gpus="1,4,5,6")
     table = measured_table(request, LABORATORY, Time("blink", "sockets", 1e-5, 9, 1 << 15))
-    found = explain(request, 1 << 20, Conditions(calibration_for(request.topology)), table)
+    explanation = explain(request, 1 << 20, Conditions(calibration_for(request.topology)), table)
     before = explained(request, 1 << 20)
-    assert found.library.why == before.library.why
-    assert found.nccl == before.nccl
-    assert [one.plan.name for one in found.choice.timed] == ["blink"]
-    text = explain_text(found)
+    assert explanation.library.why == before.library.why
+    assert explanation.nccl == before.nccl
+    assert [one.plan.name for one in explanation.choice.timed] == ["blink"]
+    text = explain_text(explanation)
     assert "fastest blink: 10.0 µs, 104.9 GB/s (measured, sockets; chunks of 32K)\n" in text
     assert "times as long as the fastest" not in text
 
 
-def test_the_verb_goes_by_what_was_measured_here(blink, tmp_path, monkeypatch):
-    """The file that is named, or the one that blink tune left; one of another machine is ignored with a line."""
+def test_the_verb_uses_measurements_of_this_machine(blink, tmp_path, monkeypatch):
+    """The named file, or the one from blink tune; a file of another machine is ignored with a message."""
     request = asked("dgx-1v", gpus="1,4,5,6")
     table = measured_table(request, GPUS, Time("optimal", "ll128", 5e-5, 9))
     monkeypatch.setenv("BLINK_CACHE", str(tmp_path))
@@ -155,19 +160,19 @@ def test_the_verb(blink):
     job = ("explain", "allreduce", "--topo", "dgx-1p", "--gpus", "0-3")
     text = blink(*job, "--size", "64M").out
     assert re.search(r"^here    libblink.so (runs|leaves it to NCCL) .*from .* (on|to below)", text, re.MULTILINE)
-    found = json.loads(blink(*job, "--size", "64M", "--json").out)
-    assert found["schema_version"] == 2
-    assert found["size_bytes"] == 64 << 20
-    assert found["libblink"]["least_bytes"] <= 64 << 20 <= found["libblink"]["most_bytes"]
-    best = found["choice"]["timed"][0]
-    assert best["seconds"] == min(one["seconds"] for one in found["choice"]["timed"])
-    assert best["algorithm"] == found["decided_by"]["algorithm"]
-    assert found["nccl"]["seconds"] > 0
-    assert found["bound_gb_per_s"] == pytest.approx(40)
+    document = json.loads(blink(*job, "--size", "64M", "--json").out)
+    assert document["schema_version"] == 2
+    assert document["size_bytes"] == 64 << 20
+    assert document["libblink"]["least_bytes"] <= 64 << 20 <= document["libblink"]["most_bytes"]
+    best = document["choice"]["timed"][0]
+    assert best["seconds"] == min(one["seconds"] for one in document["choice"]["timed"])
+    assert best["algorithm"] == document["decided_by"]["algorithm"]
+    assert document["nccl"]["seconds"] > 0
+    assert document["bound_gb_per_s"] == pytest.approx(40)
     still = json.loads(blink(*job, "--size", "0", "--json").out)
     assert {one["algorithm"] for one in still["choice"]["timed"]} == {
-        one["algorithm"] for one in found["choice"]["timed"]
-    } | found["choice"]["at_least_seconds"].keys()
+        one["algorithm"] for one in document["choice"]["timed"]
+    } | document["choice"]["at_least_seconds"].keys()
     blink(*job, "--size", "much").assert_refused("--size: not a size in bytes: 'much'")
     assert blink(*job).code == 2
     mixed = ("explain", "allreduce", "-s", "1M", "-g", "2")

@@ -13,12 +13,12 @@ PLAN = Path(__file__).parents[1] / "trees/forest/plans/allreduce-dgx1v-1456.json
 LONG = "proof   no schedule of unicast store-and-forward trees on these links is faster than this one"
 
 
-def test_nothing_is_broken_without_a_width_or_need():
+def test_lines_stay_whole_without_a_width_or_need():
     assert fit(LONG + "\n", None) == LONG + "\n"
     assert fit(LONG, 200) == LONG
 
 
-def test_long_lines_are_set_in_below_their_label():
+def test_long_lines_are_indented_below_their_label():
     assert fit(f"short\n{LONG}\n", 60) == (
         "short\nproof   no schedule of unicast store-and-forward trees on\n"
         "        these links is faster than this one\n"

@@ -1,4 +1,4 @@
-"""The matrix of a topology, as nvidia-smi would print it."""
+"""The matrix of a topology, in the form of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def cell(shown: Matrix, row: int, column: int) -> str:
     return shown.rows[row][column + 1]
 
 
-def test_a_dgx_1v_prints_as_its_own_matrix_reads() -> None:
+def test_a_dgx_1v_prints_the_matrix_of_nvidia_smi() -> None:
     shown = matrix(parse_spec("dgx-1v"))
     assert shown.header == ("", *(f"GPU{i}" for i in range(8)))
     again = nvidia_smi.parse("\n".join("\t".join(row) for row in (shown.header, *shown.rows)) + "\n")
@@ -21,7 +21,7 @@ def test_a_dgx_1v_prints_as_its_own_matrix_reads() -> None:
     assert matrix(again).rows == shown.rows
 
 
-def test_classes_of_ways() -> None:
+def test_classes_of_paths() -> None:
     box = matrix(parse_spec("pcie-8gpu"))
     assert [cell(box, 0, i) for i in (0, 1, 2, 4)] == ["X", "PIX", "PHB", "SYS"]
     assert cell(matrix(parse_spec("dgx-2")), 3, 9) == "NV6"
@@ -77,17 +77,17 @@ def test_legend_of_phb_and_title() -> None:
     text = "\tGPU0\tGPU1\nGPU0\t X \tNODE\nGPU1\tNODE\t X \n"
     shown = topology_text(nvidia_smi.parse(text, "two"))
     assert "two: 2 GPUs, 1 host bridge" in shown
-    assert "PHB    PCIe and a host bridge; nvidia-smi tells those of one NUMA node apart (NODE)" in shown
+    assert "PHB    PCIe and a host bridge; nvidia-smi marks several of one NUMA node (NODE)" in shown
 
 
-def test_a_way_through_a_hosts_memory_crosses_the_host() -> None:
+def test_a_path_through_a_hosts_memory_crosses_the_host() -> None:
     vertices = (Vertex(0, "gpu"), Vertex(1, "gpu"), Vertex(2, "memory"))
     links = tuple(Link(*ends, 1, "pcie", 1.0, "declared") for ends in ((0, 2), (2, 0), (1, 2), (2, 1)))
     assert cell(matrix(Topology("x", 1.0, vertices, links)), 0, 1) == "PHB"
 
 
 def test_eighteen_nvlinks_of_a_blackwell() -> None:
-    """900 GB/s are not 36 lanes of 25 GB/s: no GPU has that many."""
+    """900 GB/s are not 36 lanes of 25 GB/s, since no GPU has that many."""
     vertices = (Vertex(0, "gpu"), Vertex(1, "gpu"), Vertex(2, "switch"))
     links = tuple(Link(*ends, 1, "nvlink", 900.0, "declared") for ends in ((0, 2), (2, 0), (1, 2), (2, 1)))
     assert cell(matrix(Topology("x", 900.0, vertices, links)), 0, 1) == "NV18"

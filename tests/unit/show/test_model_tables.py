@@ -25,8 +25,8 @@ from blinkccl.show.models import (
 
 GPUS = ("p100", "v100")
 
-#: torchvision's documentation of its weights: num_params, and GFLOPS, which there are 1e9 multiply-adds, as printed;
-#: and how many tensors hold them.
+#: torchvision's documentation of its weights: num_params, GFLOPS as printed (there, 1e9 multiply-adds), and the number
+#: of tensors.
 PUBLISHED = {
     "alexnet": (61_100_840, "0.71", 16),
     "resnet18": (11_689_512, "1.81", 62),
@@ -55,13 +55,13 @@ def test_parameters_and_work_are_torchvisions(name: str) -> None:
         ("cosmoflow", 2_454_964, "3.09", 16),
     ],
 )
-def test_networks_of_which_only_shapes_are_known(name: str, count: int, work: str, tensors: int) -> None:
-    """torchvision's totals again; CosmoFlow's by hand."""
+def test_networks_with_known_shapes_but_no_times(name: str, count: int, work: str, tensors: int) -> None:
+    """Against torchvision's totals; CosmoFlow's are computed by hand."""
     model = network(name)
     assert (parameters(*model.layers), f"{model.forward_flops / 2e9:.2f}") == (count, work)
     assert sum(len(layer.tensors) for layer in model.layers) == tensors
     assert gradient_bytes(model) == 4 * count
-    with pytest.raises(UnsupportedError, match="no times of network"):
+    with pytest.raises(UnsupportedError, match="no times are known for network"):
         compute_time(name, "v100")
 
 
@@ -73,7 +73,7 @@ def test_only_the_first_layer_needs_no_input_gradient(name: str) -> None:
 
 
 def test_most_of_vgg16_is_one_matrix_near_the_end() -> None:
-    """Why its gradients overlap so well: 102 of 138 million parameters are ready when 1 % of the work is done."""
+    """Its gradients overlap well: 102 of 138 million parameters are ready after 1 % of the work."""
     model = network("vgg16")
     fc6 = next(layer for layer in model.layers if layer.name == "fc6")
     assert parameters(fc6) == 25_088 * 4096 + 4096
@@ -82,7 +82,7 @@ def test_most_of_vgg16_is_one_matrix_near_the_end() -> None:
 
 
 def test_unknown_network() -> None:
-    with pytest.raises(UnsupportedError, match="no network 'lenet' is known; expected one of alexnet, resnet18"):
+    with pytest.raises(UnsupportedError, match="unknown network 'lenet'; expected one of alexnet, resnet18"):
         network("lenet")
 
 
@@ -90,18 +90,18 @@ TABLES = tomllib.loads((files("blinkccl.show") / "models.toml").read_text("utf-8
 
 
 def test_every_network_has_numbers_with_a_source() -> None:
-    found = {(gpu, name): row for gpu, rows in TABLES["throughput"].items() for name, row in rows.items()}
-    assert set(found) == set(product(GPUS, NETWORKS))
+    throughputs = {(gpu, name): row for gpu, rows in TABLES["throughput"].items() for name, row in rows.items()}
+    assert set(throughputs) == set(product(GPUS, NETWORKS))
     assert set(TABLES["minibatch"]) == set(TABLES["passes"]) == set(NETWORKS)
-    rows = [*found.values(), *TABLES["minibatch"].values()]
+    rows = [*throughputs.values(), *TABLES["minibatch"].values()]
     assert all(len(row["source"]) > 20 and row["kind"] in ("published", "assumed") for row in rows)
-    assert [key for key, row in found.items() if row["kind"] == "assumed"] == [("p100", "resnet18")]
+    assert [key for key, row in throughputs.items() if row["kind"] == "assumed"] == [("p100", "resnet18")]
     assert [name for name, row in TABLES["minibatch"].items() if row["kind"] == "assumed"] == ["resnet18", "resnet50"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_times_of_a_minibatch(name: str) -> None:
-    """Images over throughput; measured backward passes take about twice as long as the forward ones."""
+    """Images divided by throughput; measured backward passes take about twice as long as forward ones."""
     images = {"alexnet": 128, "resnet18": 32, "resnet50": 32, "vgg16": 64}[name]
     times = {gpu: compute_time(name, gpu) for gpu in GPUS}
     for gpu, compute in times.items():
@@ -111,7 +111,7 @@ def test_times_of_a_minibatch(name: str) -> None:
 
 
 @given(st.integers(2400, 10**12), st.integers(1, 200))
-def test_a_transformer_has_exactly_the_parameters_asked_for(parameters: int, layers: int) -> None:
+def test_a_transformer_has_exactly_its_parameters(parameters: int, layers: int) -> None:
     model = transformer(parameters, layers)
     blocks = [sum(tensor.elements for tensor in layer.tensors) for layer in model.layers]
     assert sum(blocks) == parameters

@@ -1,4 +1,4 @@
-"""What NCCL takes for a job has one answer, wherever it is printed, and no number where its model knows none."""
+"""All commands print the same time of NCCL for a job, and the reason if its model has none."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def asked(spec: str, gpus: tuple[int, ...] | None = None, name: str = "allreduce
         ("2x dgx-1v @ 40Gbps", None, SIZE_BYTES),
     ],
 )
-def test_plan_sim_and_explain_say_the_same_of_nccl(spec: str, gpus: tuple[int, ...] | None, size_bytes: int) -> None:
+def test_plan_sim_and_explain_agree_on_nccl(spec: str, gpus: tuple[int, ...] | None, size_bytes: int) -> None:
     topology = parse_spec(spec)
     request = asked(spec, gpus, links=joining_links(topology, gpus or topology.ranks)[0])
-    found = nccl_today(request, size_bytes)
-    assert isinstance(found, NcclPrediction)
+    prediction = nccl_today(request, size_bytes)
+    assert isinstance(prediction, NcclPrediction)
     conditions = Conditions(calibration_for(request.topology))
-    assert BASELINES[NAME].prepare(request, conditions).at(size_bytes).seconds == found.seconds
-    assert explain(request, size_bytes, conditions).nccl == found
+    assert BASELINES[NAME].prepare(request, conditions).at(size_bytes).seconds == prediction.seconds
+    assert explain(request, size_bytes, conditions).nccl == prediction
     plan = plan_of(request)
     (line,) = [line for line in plan.text(size_bytes=size_bytes).splitlines() if line.startswith("nccl  ")]
-    theirs, ours = algbw_gb_per_s(size_bytes, found.seconds), plan.simulate(size_bytes).algbw_gb_per_s
-    assert f"nccl    {gb_per_s_text(theirs)} algbw at " in line
-    assert f"this plan {gb_per_s_text(ours)}: {ours / theirs:.3g} times as fast, effective rates" in line
+    nccl, blink = algbw_gb_per_s(size_bytes, prediction.seconds), plan.simulate(size_bytes).algbw_gb_per_s
+    assert f"nccl    {gb_per_s_text(nccl)} algbw at " in line
+    assert f"this plan {gb_per_s_text(blink)}: {blink / nccl:.3g} times as fast, effective rates" in line
 
 
 def test_the_paper_has_its_name_and_year_and_nominal_rates() -> None:
@@ -76,24 +76,24 @@ _SENDS = "sends and receives, which its cost model does not cover"
         (asked("dgx-1v", (0, 1), links="pcie"), "NCCL selects its links itself and cannot follow --links pcie"),
     ],
 )
-def test_where_the_model_knows_nothing_there_is_no_number(request_: Request, why: str) -> None:
+def test_the_line_says_why_there_is_no_prediction(request_: Request, why: str) -> None:
     assert nccl_today(request_, SIZE_BYTES) == why
     (line,) = [line for line in plan_of(request_).text().splitlines() if line.startswith("nccl  ")]
-    assert line == f"nccl    no number: {why}"
+    assert line == f"nccl    no prediction: {why}"
 
 
-def test_blink_sim_is_offered_only_where_it_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blink_sim_is_suggested_only_if_it_has_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(today, "MOST_RANKS", 1)
     monkeypatch.setattr(today, "MOST_STEPS", 1)
     for request in (asked("mi250"), asked("dgx-1v", name="alltoall"), asked("dgx-1v", (0, 1), links="pcie")):
-        assert "no number" in nccl_sentence(plan_of(request).forest, request, SIZE_BYTES, float)
+        assert "no prediction" in nccl_sentence(plan_of(request).forest, request, SIZE_BYTES, float)
         with pytest.raises(UnsupportedError):
             BASELINES[NAME].prepare(request, Conditions(calibration_for(request.topology)))
 
 
 @pytest.mark.parametrize("name", ["allreduce", "broadcast"])
 @pytest.mark.parametrize("size_bytes", [0, 1, 3])
-def test_where_nothing_moves_there_is_no_line(name: str, size_bytes: int) -> None:
+def test_there_is_no_line_if_nothing_moves(name: str, size_bytes: int) -> None:
     text = plan_of(asked("dgx-1v", (1, 4, 5, 6), name)).text(size_bytes=size_bytes)
     assert "nccl  " not in text
     assert "paper  " in text
@@ -107,11 +107,11 @@ def test_times_of_small_sizes_are_compared() -> None:
 
 def test_the_faster_one_is_named() -> None:
     request = asked("dgx-1v", (0, 1))
-    said = nccl_sentence(plan_of(request).forest, request, SIZE_BYTES, lambda _: 1.0)
-    assert re.search(r"; this plan 1 GB/s: NCCL is \d+(\.\d+)? times as fast, effective rates$", said)
+    line = nccl_sentence(plan_of(request).forest, request, SIZE_BYTES, lambda _: 1.0)
+    assert re.search(r"; this plan 1 GB/s: NCCL is \d+(\.\d+)? times as fast, effective rates$", line)
 
 
-def test_a_large_plan_is_not_timed_for_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_plan_is_not_simulated_for_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     request = asked("dgx-1v", (1, 4, 5, 6))
     forest = plan_of(request).forest
     monkeypatch.setattr(today, "MOST_STEPS", 11)
@@ -119,5 +119,5 @@ def test_a_large_plan_is_not_timed_for_a_line(monkeypatch: pytest.MonkeyPatch) -
     def never(*_: object) -> float:
         raise AssertionError("it is timed")
 
-    said = nccl_sentence(forest, request, SIZE_BYTES, never)
-    assert said == "nccl    not timed beside a plan of 12 steps: blink sim does, with --algo optimal,nccl-2.30"
+    line = nccl_sentence(forest, request, SIZE_BYTES, never)
+    assert line == "nccl    not simulated for a plan of 12 steps; run blink sim with --algo optimal,nccl-2.30"

@@ -1,4 +1,4 @@
-"""The page: one file, the same bytes, nothing asked of the network, nothing from a file as HTML."""
+"""The page: one file with the same bytes each time, without requests, and without HTML from a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVIL = "</script><img src=x onerror=alert(1)>&\"'"
 
 
 class Elements(HTMLParser):
-    """Tags that were opened, with their attributes, and whether each was closed in its turn."""
+    """Tags with their attributes, and a check that each is closed in order."""
 
     VOID = frozenset({"meta", "link", "input", "img", "br"})
 
@@ -55,7 +55,7 @@ def page(request):
     return exhibit_page(of_plan(plan("optimal", spec, gpus, "broadcast"), None))
 
 
-def test_it_is_well_formed_and_ids_are_its_own(page):
+def test_it_is_well_formed_and_ids_are_unique(page):
     elements = Elements(page)
     ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -63,7 +63,7 @@ def test_it_is_well_formed_and_ids_are_its_own(page):
     assert named <= set(ids)
 
 
-def test_it_asks_nobody_for_anything(page):
+def test_it_loads_nothing(page):
     for tag, attributes in Elements(page).found:
         assert tag not in ("iframe", "object", "embed", "img", "base")
         for name in ("src", "href", "action", "data", "poster", "xlink:href"):
@@ -72,7 +72,7 @@ def test_it_asks_nobody_for_anything(page):
     assert not re.search(r"url\((?!#)|@import|fetch\(|XMLHttpRequest|WebSocket|import\(", page)
 
 
-def test_the_script_finds_all_that_it_looks_for(page):
+def test_the_script_finds_all_its_elements(page):
     data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
     links = {int(number) for number in re.findall(r'<g id="l(\d+)"', page)}
     assert data["shares"]
@@ -120,7 +120,7 @@ def test_a_thousand_gpus_stay_below_five_megabytes():
     assert len(exhibit_page(of_topology(topology))) < 5_000_000
 
 
-def test_the_document_has_what_the_page_has():
+def test_the_document_has_the_content_of_the_page():
     shown = Exhibit("plan", "title", [("Fastest", "5 GB/s.")], [Table("Times", ("a", "b"), [("x", "1")])], str)
     document = exhibit_document(shown)
     assert document["tables"] == [{"title": "Times", "header": ["a", "b"], "rows": [["x", "1"]]}]

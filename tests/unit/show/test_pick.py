@@ -1,4 +1,4 @@
-"""Which GPUs to ask for: ranked as by planning every set on its own."""
+"""Ranked sets of GPUs, against planning each set on its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_set_has_its_own_optimum(spec, size):
     assert order == sorted(order)
 
 
-def test_what_is_left_is_the_best_that_is_left():
+def test_the_best_remaining_set_is_reported():
     topology = parse_spec("dgx-1v")
     for pick in rank_sets(topology, topology.ranks, 4).picks:
         [rest] = [tuple(v for v in topology.ranks if v not in pick.ranks)]
@@ -49,14 +49,14 @@ def test_what_is_left_is_the_best_that_is_left():
         assert pick.left_gb_per_s == max(_optimum(topology, ranks) for ranks in combinations(rest, 3))
 
 
-def test_too_few_left_count_for_nothing():
+def test_too_few_remaining_gpus_have_no_rate():
     topology = parse_spec("ring:4")
     assert {(pick.left, pick.left_gb_per_s) for pick in rank_sets(topology, topology.ranks, 3).picks} == {
         ((), Fraction(0))
     }
 
 
-def test_sets_alike_are_planned_once(monkeypatch):
+def test_equal_sets_are_planned_once(monkeypatch):
     planned = []
     row = type(algorithm("optimal"))
     plan = row.plan
@@ -72,14 +72,14 @@ def test_sets_alike_are_planned_once(monkeypatch):
     assert len(planned) == 1
 
 
-def test_gpus_that_nothing_joins():
+def test_gpus_that_are_not_connected():
     ranking = rank_sets(parse_spec("chain:4"), (0, 1, 3), 2)
     assert [float(pick.reach.gb_per_s) for pick in ranking.picks] == [25.0, 0.0, 0.0]
-    assert "no links join these" in ranking_text(ranking, 5)
+    assert "not connected" in ranking_text(ranking, 5)
     assert ranking.document(5)["best"][2]["links"] is None
 
 
-def test_links_that_were_chosen_are_obeyed():
+def test_chosen_links_are_used():
     topology = parse_spec("dgx-1v")
     reached = {links: rank_sets(topology, (1, 4, 6), 3, links=links).picks[0].reach for links in (None, "fast", "all")}
     assert {links: reach.links for links, reach in reached.items()} == {None: "pcie", "fast": "", "all": "all"}
@@ -90,16 +90,16 @@ def test_links_that_were_chosen_are_obeyed():
 
 def test_limits():
     topology = parse_spec("8x dgx-a100")
-    with pytest.raises(UsageError, match="name fewer with --free"):
+    with pytest.raises(UsageError, match="name fewer GPUs with --free"):
         rank_sets(topology, topology.ranks, 20)
-    with pytest.raises(UsageError, match="at least 2 GPUs"):
+    with pytest.raises(UsageError, match="expected 2 to 2, the number of free GPUs"):
         rank_sets(topology, (0, 1), 1)
 
 
 def test_progress_counts_sets():
-    seen = []
-    rank_sets(parse_spec("ring:4"), (0, 1, 2, 3), 2, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(i + 1, 6) for i in range(6)]
+    calls = []
+    rank_sets(parse_spec("ring:4"), (0, 1, 2, 3), 2, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(i + 1, 6) for i in range(6)]
 
 
 def _request(spec, ranks, name="allreduce", **ends):

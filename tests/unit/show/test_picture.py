@@ -1,4 +1,4 @@
-"""Pictures against what they are of: links, cuts, trees; and nothing lies on anything else."""
+"""Pictures against their subjects (links, cuts, trees), without overlaps."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ PLANS = [
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def groups(shapes, found=None):
-    found = [] if found is None else found
+def groups(shapes, collected=None):
+    collected = [] if collected is None else collected
     for shape in shapes:
         if isinstance(shape, ShapeGroup):
-            found.append(shape)
-            groups(shape.items, found)
-    return found
+            collected.append(shape)
+            groups(shape.items, collected)
+    return collected
 
 
 @pytest.mark.parametrize("spec", [*MACHINES, *CLUSTERS])
@@ -92,7 +92,7 @@ def test_every_link_and_every_vertex_is_drawn_once(spec):
     assert len(ids) == len(set(ids))
 
 
-def test_of_very_many_links_both_directions_are_one_line(monkeypatch):
+def test_both_directions_of_very_many_links_share_a_line(monkeypatch):
     monkeypatch.setattr(pictures, "MOST_LINES", 10)
     topology = parse_spec("clique:4")
     number = line_numbers(topology)
@@ -114,7 +114,7 @@ def test_a_link_runs_from_one_of_its_boxes_to_the_other(spec):
 
 
 @pytest.mark.parametrize("spec", [*MACHINES, "3x dgx-a100"])
-def test_no_box_lies_on_another_and_names_fit_into_theirs(spec):
+def test_boxes_do_not_overlap_and_names_fit(spec):
     topology = parse_spec(spec)
     placed = layout(topology)
     boxes = {**placed.places, **{-1 - v: rail for v, rails in placed.rails.items() for rail in rails[1:]}}
@@ -141,7 +141,7 @@ CABLED = ["4x dgx-spark @ cables=ring", "4x mac-studio @ cables=mesh"]
 
 
 @pytest.mark.parametrize("spec", ["dgx-1v", "dgx-2", "cedar", "mist", *CABLED])
-def test_links_keep_clear_of_boxes_that_they_do_not_join(spec):
+def test_links_avoid_other_boxes(spec):
     topology = parse_spec(spec)
     placed = layout(topology)
     for link in topology.links:
@@ -153,7 +153,7 @@ def test_links_keep_clear_of_boxes_that_they_do_not_join(spec):
 
 
 @pytest.mark.parametrize(("spec", "gpus", "name"), PLANS)
-def test_the_links_of_the_proof_carry_what_it_says(spec, gpus, name):
+def test_the_links_of_the_proof_have_its_capacity(spec, gpus, name):
     forest = plan("optimal", spec, gpus, name)
     certificate = forest.certificate
     total = cut_sum(certificate, forest.topology)
@@ -219,12 +219,14 @@ def test_no_words_of_a_plan_reach_beyond_its_pictures(spec, gpus, name):
         assert drawn_beyond(share_picture(forest, share, number)) == []
 
 
-def test_large_trees_are_told_by_their_levels():
+def test_large_trees_are_listed_by_levels():
     forest = plan("optimal", "100x dgx-1v @ 100Gbps", None, "broadcast")
-    said = [shape.words for shape in flat(share_picture(forest, forest.shares[0], 0).shapes) if isinstance(shape, Text)]
+    words = [
+        shape.words for shape in flat(share_picture(forest, forest.shares[0], 0).shapes) if isinstance(shape, Text)
+    ]
     tree = forest.shares[0].broadcast
     first = [path for path in tree.edges if path[0] == tree.root]
-    assert said[:5] == ["ranks by their hops from the root", "0", "1", "1", str(len(first))]
+    assert words[:5] == ["ranks by their hops from the root", "0", "1", "1", str(len(first))]
 
 
 def test_colours_of_loads():
@@ -251,7 +253,7 @@ def test_names_are_escaped():
 
 
 def contrast(one: str, other: str) -> float:
-    """Of two colours (WCAG 2)."""
+    """Contrast of two colours (WCAG 2)."""
 
     def light(colour: str) -> float:
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -274,7 +276,7 @@ def test_words_and_loads_can_be_seen(dark):
 
 
 # Charts.
-def test_curves_leave_out_what_moves_nothing_and_names_do_not_meet():
+def test_curves_leave_out_zeros_and_names_do_not_overlap():
     curves = [Curve(f"number {i}", [(1024, 0.0), (2048, 1.0 + i / 100), (4096, 2.0 + i / 100)]) for i in range(9)]
     picture = curves_picture("t", "GB/s", [*curves, Curve("nothing", [(1024, 0.0)])], ("bound", 3.0))
     names = [s for s in flat(picture.shapes) if isinstance(s, Text) and s.words.startswith("number")]
@@ -284,12 +286,12 @@ def test_curves_leave_out_what_moves_nothing_and_names_do_not_meet():
     assert "nothing" not in picture.about
 
 
-def test_curves_of_one_colour_are_told_apart():
+def test_curves_of_one_colour_differ_in_style():
     points = [(1024, 1.0), (2048, 2.0)]
 
     def looks(curves):
         lines = [s for s in flat(curves_picture("t", "GB/s", curves).shapes) if isinstance(s, Line)]
-        return [s.style for s in lines if "curve" in s.style][::2]  # each with its mark beside its name
+        return [s.style for s in lines if "curve" in s.style][::2]  # each with the mark beside its name
 
     many = looks([Curve(f"number {i}", points) for i in range(9)])
     assert len(set(many)) == 9
@@ -316,14 +318,14 @@ def test_bars_are_as_long_as_their_values():
     assert level.points[0][0] - bars[0].x == pytest.approx(2 * bars[0].w)
 
 
-def test_chunks_that_follow_one_another_are_one_bar():
+def test_consecutive_chunks_are_one_bar():
     spans = [Span(0, 0.0, 0.25, 1), Span(0, 0.25, 0.5, 1), Span(0, 0.9, 1.0, 1), Span(1, 0.5, 1.0, 2)]
     picture = timeline_picture("t", ["a", "b"], spans, 1.0, {1: "share 2"})
     bars = [s for s in flat(picture.shapes) if isinstance(s, Rect) and s.h not in (11,)]
     assert len(bars) == 3
 
 
-def test_long_weights_are_parts_of_a_hundred():
+def test_long_fractions_are_percentages():
     forest = plan("optimal", "chain:2", None, "broadcast")
     share = replace(forest.shares[0], weight=Fraction(123456789, 987654321))
     assert share_picture(forest, share, 0).title == "share 1: 12.50% of the data"

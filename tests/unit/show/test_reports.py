@@ -53,30 +53,30 @@ def test_a_gpu_without_links_is_noted():
         ("oneway:6", "allreduce", "put these prices on a lane of each link"),
     ],
 )
-def test_every_kind_of_certificate_is_put_in_words(spec, name, words):
+def test_every_kind_of_certificate_has_words(spec, name, words):
     text = plan_text(_plan(spec, name))
     assert CLAIM in text
     assert words in text
 
 
-def test_a_gap_is_stated_as_a_gap():
+def test_a_bound_that_is_not_reached_is_stated():
     forest = plan("ring", "dgx-1v", "0-3", "allreduce")
     assert not forest.optimal
     text = plan_text(forest)
     assert CLAIM not in text
-    assert "is a gap" in text
+    assert "which this plan does not reach" in text
     assert "88.9% of the bound" in text
 
 
-def test_what_is_not_the_optimum_is_never_said_to_be_all_of_it() -> None:
-    """Two DGX A100 by weights of 46 parts: 99.988 % of the bound, which rounds to 100.0."""
+def test_a_plan_below_the_bound_never_shows_100_percent() -> None:
+    """Two DGX A100, with fractions of 46 parts: 99.988 % of the bound, which rounds to 100.0."""
     forest = plan("optimal", "2x dgx-a100", None, "allgather")
     assert not forest.optimal
     assert "99.98% of the bound" in plan_text(forest)
 
 
 @pytest.mark.parametrize(
-    ("spec", "name", "said"),
+    ("spec", "name", "without_switch"),
     [
         ("hgx-h100", "allreduce", True),
         ("hgx-h100", "reduce_scatter", True),
@@ -85,23 +85,23 @@ def test_what_is_not_the_optimum_is_never_said_to_be_all_of_it() -> None:
         ("dgx-1v", "allreduce", False),
     ],
 )
-def test_where_a_switch_reduces_the_bound_is_said_to_be_without_it(spec, name, said):
-    """Its 450 GB/s of busbw are no more than what NVLS reaches without sending everything to GPUs and back."""
+def test_the_bound_is_marked_as_without_reduction_in_the_switch(spec, name, without_switch):
+    """Its 450 GB/s of busbw are no more than NVLS reaches without sending all data to GPUs and back."""
     (line,) = (one for one in plan_text(_plan(spec, name)).splitlines() if one.startswith("bound "))
-    assert line.endswith("optimal, without reduction in the switch" if said else "optimal")
+    assert line.endswith("optimal, without reduction in the switch" if without_switch else "optimal")
 
 
-def test_long_plans_are_cut_with_a_word():
+def test_long_plans_are_cut_with_a_remark():
     text = plan_text(_plan("clique:12", "alltoall"))
     assert "… and 116 more (all of them: --json)" in text
-    assert "… and 92 that are no fuller" in text
+    assert "… and 92 with at most this load" in text
 
 
-def test_equal_stars_are_told_in_a_line():
+def test_equal_stars_share_a_line():
     forest = _plan("dgx-a100")
     text = plan_text(forest)
     assert text.count("slice ") == 1
-    assert "  and 7 more stars with the same weight, with the roots 1-7\n" in text
+    assert "  and 7 more stars of the same weight, with roots 1-7\n" in text
     assert "across  8 = NVSwitch\n" in text
 
 
@@ -146,7 +146,7 @@ def test_columns():
 @pytest.mark.parametrize(
     ("stated", "line"), [("", "assumed an NVLink lane 25 GB/s: blink topo"), (" @ nvlink=25GB/s", "")]
 )
-def test_a_plan_names_the_rates_of_its_links_that_no_file_states(tmp_path, stated, line):
+def test_a_plan_names_the_assumed_rates_of_its_links(tmp_path, stated, line):
     """NVLink's alone: no PCIe link is in the plan."""
     path = tmp_path / "node.txt"
     path.write_text("\tGPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tNV4\tX\n")

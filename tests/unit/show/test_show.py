@@ -1,4 +1,4 @@
-"""A plan as it is shown: the machine, the ring beside, words."""
+"""Exhibits of plans: the machine, the rings for comparison, and words."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from blinkccl.trees.forest.model import Tree
 from support.planned import plan
 
 
-def said(shown):
+def summary_of(shown):
     return dict(shown.summary)
 
 
 def test_a_plan_is_summed_up_in_plain_words():
     shown = of_plan(plan("optimal", "dgx-1v", "1,4,5,6", "allreduce"), None, "p.json")
-    words = said(shown)
+    words = summary_of(shown)
     assert shown.title == "AllReduce among 4 GPUs (1,4-6) of dgx-1v"
     assert words["How fast"].startswith("50 GB/s: a gigabyte takes 20 ms")
     assert words["Why not faster"].startswith("The slowest cut: 2 links between {1,5,6} and {4}, 50 GB/s each way")
@@ -30,12 +30,12 @@ def test_a_plan_is_summed_up_in_plain_words():
     assert words["Today's NCCL"].startswith(
         "26.22 GB/s algbw at 64M by nccl-2.30 (ring Simple over NVLink and a relay); "
     )
-    assert "as the simulator predicts" in words["At a size"]
+    assert "the time that the simulator predicts" in words["At a size"]
     assert shown.next[0] == "blink check p.json"
     assert any(isinstance(part, Pair) for part in shown.parts)
 
 
-def test_a_plan_is_drawn_on_the_machine_that_it_names():
+def test_a_plan_is_drawn_on_its_machine():
     forest = plan("optimal", "dgx-1v", "1,4,5,6", "allreduce")
     on = drawn_on(forest, machine_named("dgx-1v"))
     assert len(on.topology.ranks) == 8
@@ -45,7 +45,7 @@ def test_a_plan_is_drawn_on_the_machine_that_it_names():
     assert other.topology is forest.topology
 
 
-def test_what_moves_is_bounded_and_told_by_share():
+def test_transfers_are_limited_and_listed_by_share():
     shown = of_plan(plan("optimal", "dgx-1v", None, "allreduce"), None)
     moves = shown.data["moves"]
     assert 0 < len(moves) <= MOST_TRANSFERS
@@ -57,17 +57,17 @@ def test_what_moves_is_bounded_and_told_by_share():
         assert set(links) <= {*known["up"], *known["down"]}
 
 
-def test_a_large_plan_is_shown_in_part_and_says_so():
+def test_a_large_plan_is_shown_in_part_with_a_remark():
     forest = plan("optimal", "16x dgx-a100 @ 200Gbps", None, "allgather")
     shown = of_plan(forest, None)
     (stage,) = (part for part in shown.parts if isinstance(part, PlayerStage))
     assert len(stage.shares) == len(shown.data["shares"]) < len(forest.shares)
     assert stage.more == f"{len(stage.shares)} of {len(forest.shares)} shares are drawn; the file has all."
     assert stage.timeline is None
-    assert said(shown)["At a size"].startswith("Not simulated here")
+    assert summary_of(shown)["At a size"].startswith("Not simulated here")
 
 
-def test_a_plan_that_nobody_checked_is_refused_where_it_cannot_be_drawn():
+def test_an_invalid_plan_is_refused_if_it_cannot_be_drawn():
     forest = plan("optimal", "ring:4", None, "broadcast")
     assert shape_fault(forest) is None
     share = forest.shares[0]
@@ -80,7 +80,7 @@ def test_a_plan_that_nobody_checked_is_refused_where_it_cannot_be_drawn():
     assert "is not one tree" in shape_fault(with_edges(first, *others, first))
     circle = ((0, 1), (1, 2), (2, 1))
     assert "is not one tree" in shape_fault(with_edges(*circle))
-    assert shape_fault(with_edges((0, 2), *others)) == "a tree crosses 0 → 2, which is no link of it"
+    assert shape_fault(with_edges((0, 2), *others)) == "a tree crosses 0 → 2, which is not in its topology"
 
 
 @pytest.mark.parametrize(("spec", "name"), [("chain:3", "sendrecv"), ("star:4", "alltoall"), ("mist", "scatter")])
@@ -88,7 +88,7 @@ def test_every_collective_is_shown(spec, name):
     assert exhibit_page(of_plan(plan("optimal", spec, None, name), None))
 
 
-def test_a_topology_of_a_file_has_no_commands_that_name_it():
+def test_a_topology_from_a_file_has_no_commands_with_its_name():
     assert of_topology(parse_spec("dgx-2")).next
     renamed = parse_spec("ring:3")
     object.__setattr__(renamed, "name", "node7.txt")

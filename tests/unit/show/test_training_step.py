@@ -1,4 +1,4 @@
-"""The training step by its definition: hand-made cases, invariants, and a simulation that counts ticks one by one."""
+"""The training step by its definition: cases by hand, invariants, and a simulation by ticks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from support.extras import needs
 
 
 def small(*layers: tuple[int, tuple[int, ...]]) -> NeuralNetwork:
-    """Layers as (work, sizes of its tensors in bytes); the backward pass has twice the work."""
+    """Layers as (work, sizes of their tensors in bytes); the backward pass has twice the work."""
     return NeuralNetwork(
         "small",
         tuple(
@@ -51,9 +51,9 @@ def nothing(size_bytes: int) -> float:
     return 0.0
 
 
-#: Three layers; their gradients are there at 6 + 6 = 12, 16 and 18.
+#: Three layers; their gradients are ready at 6 + 6 = 12, 16 and 18.
 THREE = small((1, (5,)), (2, (10, 20)), (3, (40,)))
-#: Bytes of the first bucket and of the others for it, and those that send each tensor by itself.
+#: Bytes of the first bucket and of the others for it, and bytes that put each tensor into a bucket of its own.
 BUCKETS, SINGLE = (40, 30), (1, 1)
 
 
@@ -82,7 +82,7 @@ def test_layers_without_parameters_or_work_are_fine() -> None:
 
 @dataclass
 class Job:
-    """A collective in a brute-force simulation."""
+    """A collective in the simulation by ticks."""
 
     size: int
     ready: int
@@ -92,7 +92,7 @@ class Job:
 
 
 class Wire:
-    """A communicator that works off its queue one tick at a time."""
+    """A communicator that processes its queue one tick at a time."""
 
     def __init__(self) -> None:
         self.queue: deque[Job] = deque()
@@ -103,7 +103,7 @@ class Wire:
         return self.queue[-1]
 
     def settle(self, now: int) -> None:
-        """Begin what can begin and end what has no tick left."""
+        """Begin the jobs that can begin, and end those without remaining ticks."""
         while self.queue:
             job = self.queue[0]
             if job.start is None:
@@ -121,7 +121,7 @@ class Wire:
 def ddp_ticks(
     model: NeuralNetwork, cost: Callable[[int], int], first: int, rest: int, overlap: bool
 ) -> tuple[list[tuple[int, int, int, int]], int]:
-    """A step as it happens: one unit of work per tick, gradients put into an open bucket, buckets sent in turn."""
+    """A simulated step: one unit of work per tick, gradients collected in a bucket, buckets sent in order."""
     wire, closed = Wire(), []
     held, limit, now = 0, first, 0
     todo = [(layer, layer.backward_flops) for layer in reversed(model.layers)]
@@ -161,7 +161,7 @@ models = layer_lists.map(lambda layers: small(*layers))
 
 @st.composite
 def costs(draw: st.DrawFn) -> Callable[[int], int]:
-    """Whole seconds: a latency, a rate, and a bump, since real collectives are not linear in size."""
+    """Whole seconds: a latency, a rate, and a step, since real collectives are not linear in size."""
     latency, per_byte, bump, at = (draw(st.integers(0, high)) for high in (4, 2, 5, 12))
     return lambda size: latency + per_byte * size + (bump if size >= at else 0)
 
@@ -172,7 +172,7 @@ def rows(step: TrainingStep) -> list[tuple[float, ...]]:
 
 @examples(300)
 @given(models, costs(), st.integers(1, 12), st.integers(1, 20), st.booleans())
-def test_ddp_is_what_happens_tick_by_tick(
+def test_ddp_matches_a_simulation_by_ticks(
     model: NeuralNetwork, cost: Callable[[int], int], first: int, rest: int, overlap: bool
 ) -> None:
     step = step_time(model, times(model), cost, overlap, (first, rest))
@@ -201,29 +201,31 @@ def test_slower_communication_never_makes_a_faster_step(
 @needs("torch")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_buckets_are_pytorchs(name: str) -> None:
-    """So they hold every gradient once, last layer first, and each is closed by the tensor that fills it."""
+    """They hold every gradient once, last layer first, and each is closed by the tensor that fills it."""
     import torch
     import torch.distributed as distributed
 
     tensors = [tensor for layer in reversed(network(name).layers) for tensor in reversed(layer.tensors)]
     gradients = [torch.empty(tensor.elements, device="meta") for tensor in tensors]
     assert DDP_BUCKET_BYTES[0] == distributed._DEFAULT_FIRST_BUCKET_BYTES
-    theirs, _ = distributed._compute_bucket_assignment_by_size(gradients, list(DDP_BUCKET_BYTES))
+    expected, _ = distributed._compute_bucket_assignment_by_size(gradients, list(DDP_BUCKET_BYTES))
     step = step_time(network(name), compute_time(name, "v100"), nothing)
-    assert [bucket.tensors for bucket in step.buckets] == [tuple(tensors[i].name for i in bucket) for bucket in theirs]
-    assert [b.size_bytes for b in step.buckets] == [sum(4 * tensors[i].elements for i in bucket) for bucket in theirs]
+    assert [bucket.tensors for bucket in step.buckets] == [
+        tuple(tensors[i].name for i in bucket) for bucket in expected
+    ]
+    assert [b.size_bytes for b in step.buckets] == [sum(4 * tensors[i].elements for i in bucket) for bucket in expected]
 
 
-def test_a_time_is_asked_once_per_size() -> None:
-    asked: list[int] = []
+def test_the_time_of_a_size_is_computed_once() -> None:
+    sizes: list[int] = []
     compute = compute_time("resnet50", "v100")
-    step = step_time(network("resnet50"), compute, lambda size: asked.append(size) or 1e-4, bucket_bytes=SINGLE)
-    assert len(asked) == len(set(asked)) == len({bucket.size_bytes for bucket in step.buckets})
+    step = step_time(network("resnet50"), compute, lambda size: sizes.append(size) or 1e-4, bucket_bytes=SINGLE)
+    assert len(sizes) == len(set(sizes)) == len({bucket.size_bytes for bucket in step.buckets})
     assert step.communication_s == pytest.approx(161e-4)
 
 
 def test_the_notes_example_in_seconds() -> None:
-    """NCCL notes, §10, claim N8: computing takes longer than sending, and most of the sending hides behind it."""
+    """NCCL notes, §10, claim N8: computing takes longer than sending, and hides most of it."""
     model = transformer(70 * 10**9)
     compute = compute_at(model, 4 * 2048, peak_flops_per_s("h200"))
     assert compute.total_s == pytest.approx(6 * 70 * 10**9 * 4 * 2048 / peak_flops_per_s("h200"))
@@ -235,26 +237,26 @@ def test_the_notes_example_in_seconds() -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_an_eighth_of_the_time_to_send_is_an_eighth_of_communication(overlap: bool) -> None:
+def test_an_eighth_of_the_send_time_is_an_eighth_of_communication(overlap: bool) -> None:
     model, compute = network("vgg16"), compute_time("vgg16", "v100")
-    ours, theirs = (step_time(model, compute, lambda size, s=s: size * s, overlap) for s in (1e-10 / 8, 1e-10))
-    assert 1 - ours.communication_s / theirs.communication_s == pytest.approx(0.875)
+    fast, slow = (step_time(model, compute, lambda size, s=s: size * s, overlap) for s in (1e-10 / 8, 1e-10))
+    assert 1 - fast.communication_s / slow.communication_s == pytest.approx(0.875)
     if not overlap:
         seconds = 4 * 138_357_544 * 1e-10
-        assert 1 - ours.total_s / theirs.total_s == pytest.approx(0.875 * seconds / (compute.total_s + seconds))
-        assert theirs.overhead_percent == pytest.approx(100 * seconds / (compute.total_s + seconds))
+        assert 1 - fast.total_s / slow.total_s == pytest.approx(0.875 * seconds / (compute.total_s + seconds))
+        assert slow.overhead_percent == pytest.approx(100 * seconds / (compute.total_s + seconds))
 
 
 @pytest.mark.parametrize("gpu", ["p100", "v100"])
 @pytest.mark.parametrize("name", ["resnet152", "densenet201"])
-def test_networks_that_nobody_timed_take_as_long_as_their_flops(name: str, gpu: str) -> None:
+def test_networks_without_times_take_the_time_of_their_flops(name: str, gpu: str) -> None:
     model, compute = work_of(name, gpu)
     like, known = network("resnet50"), compute_time("resnet50", gpu)
     work = [one.forward_flops + one.backward_flops for one in (model, like)]
     assert compute.total_s / known.total_s == pytest.approx(work[0] / work[1])
 
 
-def test_what_somebody_types_is_a_network_or_a_transformer() -> None:
+def test_names_of_networks_and_transformers() -> None:
     assert work_of("vgg16", "v100") == (network("vgg16"), compute_time("vgg16", "v100"))
     model, compute = work_of("transformer:350M:24:1000", "a100")
     assert (model, compute) == (
@@ -264,5 +266,5 @@ def test_what_somebody_types_is_a_network_or_a_transformer() -> None:
     for text in ("lenet", "transformer", "transformer:7B", "transformer:7:32:1", "transformer:0.0001M:1:1:1", "a:b"):
         with pytest.raises(UsageError):
             work_of(text, "v100")
-    with pytest.raises(UnsupportedError, match="no peak of p100 GPUs"):
+    with pytest.raises(UnsupportedError, match="no peak rate is known for p100 GPUs"):
         work_of("transformer:7B:32:1", "p100")
