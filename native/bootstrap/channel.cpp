@@ -232,18 +232,18 @@ Socket listen_at_name(const std::string& name) {
 Socket listen_at_port(const std::string& address, int* port) {
   std::string host, service;
   if (!split_address(address, &host, &service)) return unless(EINVAL, Socket());
-  const Addresses found = resolve(host, service);
-  if (found == nullptr) return Socket();
+  const Addresses addresses = resolve(host, service);
+  if (addresses == nullptr) return Socket();
   // Not only at the host's own address, since many hosts' files map their name to 127.0.1.1.
   const bool local = host == "localhost" || host == "::1" || host.compare(0, 4, "127.") == 0;
   sockaddr_storage place{};
-  std::memcpy(&place, found->ai_addr, found->ai_addrlen);
+  std::memcpy(&place, addresses->ai_addr, addresses->ai_addrlen);
   if (!local && place.ss_family == AF_INET) reinterpret_cast<sockaddr_in*>(&place)->sin_addr.s_addr = INADDR_ANY;
   if (!local && place.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(&place)->sin6_addr = in6addr_any;
   Socket listener = new_socket(place.ss_family);
   const int on = 1;
   if (listener.open()) setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  socklen_t size = found->ai_addrlen;
+  socklen_t size = addresses->ai_addrlen;
   const bool good = listener.open() && bind(listener.get(), reinterpret_cast<sockaddr*>(&place), size) == 0 &&
                     listen(listener.get(), kBacklog) == 0 &&
                     getsockname(listener.get(), reinterpret_cast<sockaddr*>(&place), &size) == 0;
@@ -269,12 +269,12 @@ Socket connect_to_name(const std::string& name) {
 Socket connect_to_port(const std::string& address) {
   std::string host, service;
   if (!split_address(address, &host, &service)) return unless(EINVAL, Socket());
-  const Addresses found = resolve(host, service);
-  if (found == nullptr) return Socket();
-  Socket connection = new_socket(found->ai_family);
+  const Addresses addresses = resolve(host, service);
+  if (addresses == nullptr) return Socket();
+  Socket connection = new_socket(addresses->ai_family);
   if (!connection.open()) return connection;
   prepare_tcp(connection.get());
-  const bool good = connect(connection.get(), found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS;
+  const bool good = connect(connection.get(), addresses->ai_addr, addresses->ai_addrlen) == 0 || errno == EINPROGRESS;
   return unless(good ? 0 : errno, std::move(connection));
 }
 

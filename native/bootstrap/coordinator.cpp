@@ -191,12 +191,12 @@ bool Coordinator::seat_stranger(std::unique_ptr<Channel>* stranger, const Frame&
   const bool same_protocol = hello.protocol == hello_.protocol;
   if (!same_protocol || hello.size != hello_.size) {
     if (hello.size <= BLINK_BOOTSTRAP_RANKS) most_size_ = std::max(most_size_, static_cast<int>(hello.size));
-    const auto said = [same_protocol](const Hello& one) {
+    const auto value = [same_protocol](const Hello& one) {
       return std::to_string(same_protocol ? one.size : one.protocol);
     };
     fail_here(blame(BLINK_BOOTSTRAP_MISMATCH, static_cast<int>(hello.rank),
                     std::string("ranks disagree on ") + (same_protocol ? "world_size" : "the bootstrap's protocol") +
-                        ": rank 0 (" + hello_.who() + ") has " + said(hello_) + ", " + who + " has " + said(hello) +
+                        ": rank 0 (" + hello_.who() + ") has " + value(hello_) + ", " + who + " has " + value(hello) +
                         (same_protocol ? "; start all ranks of a job with the same world_size, and give "
                                          "concurrent jobs separate stores"
                                        : "; install the same version on all hosts")));

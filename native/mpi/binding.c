@@ -196,7 +196,7 @@ static void begin(void) {
   PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, forget, &keyval, NULL);
 }
 
-// True if all ranks of `comm` are on hosts of this job; every rank decides by itself.
+// True if all ranks of `comm` run under this library (blink_mpi_are_here); every rank decides by itself.
 static int are_here(MPI_Comm comm, int size) {
   MPI_Group group, world;
   int *ranks = malloc(2 * (size_t)size * sizeof *ranks), here = 0;

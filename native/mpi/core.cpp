@@ -337,8 +337,8 @@ bool Communicator::meet(const blink_mpi_peers& peers, std::string* why) {
   std::vector<char> all(sizeof refuses * static_cast<std::size_t>(size));
   if (peers.allgather(peers.self, refuses, all.data(), sizeof refuses) != 0) return *why = "MPI_Allgather failed", false;
   for (int r = 0; r < size; ++r) {
-    const char* const said = all.data() + sizeof refuses * static_cast<std::size_t>(r);
-    if (*said != '\0') return *why = of_rank(r, said), false;
+    const char* const refusal = all.data() + sizeof refuses * static_cast<std::size_t>(r);
+    if (*refusal != '\0') return *why = of_rank(r, refusal), false;
   }
   key_ = shim::hex(offer.meeting.secret, 8);
   return agree_on_crossing(peers, why);
@@ -386,9 +386,9 @@ Prepared* Communicator::find_blocks(const blink_mpi_call& wanted, const blink_mp
 
 Prepared* Communicator::find(const Key& wanted, std::int32_t sources) {
   Cache& cache = wanted.blocks.empty() ? even_ : uneven_;
-  const auto found = cache.known.find(wanted);
-  if (found != cache.known.end()) {
-    cache.prepared.splice(cache.prepared.begin(), cache.prepared, found->second);
+  const auto entry = cache.known.find(wanted);
+  if (entry != cache.known.end()) {
+    cache.prepared.splice(cache.prepared.begin(), cache.prepared, entry->second);
   } else {
     if (cache.prepared.size() >= kMostOps) drop(cache, std::prev(cache.prepared.end()));
     cache.prepared.push_front(prepare(wanted, sources));

@@ -57,16 +57,16 @@ bool all_hosts_count() { return first_of({"BLINK_MPI_SHARED_DIR"}) != nullptr; }
 
 // The PID namespace's number; 0: unknown.
 std::uint64_t processes() {
-  struct stat found {};
-  return stat("/proc/self/ns/pid", &found) == 0 ? static_cast<std::uint64_t>(found.st_ino) : 0;
+  struct stat present {};
+  return stat("/proc/self/ns/pid", &present) == 0 ? static_cast<std::uint64_t>(present.st_ino) : 0;
 }
 
 // The ranks with a file. Its name is the job, then the rank's host, number, process and PID namespace.
 std::set<int> ranks_in(const char* path) {
-  std::set<int> found;
+  std::set<int> present;
   const std::string ours = job();
   DIR* const directory = opendir(path);
-  if (directory == nullptr) return found;
+  if (directory == nullptr) return present;
   while (const dirent* entry = readdir(directory)) {
     const std::string name = entry->d_name;
     if (name.compare(0, ours.size(), ours) != 0) continue;
@@ -76,13 +76,13 @@ std::set<int> ranks_in(const char* path) {
     const long pid = *end == '.' ? std::strtol(end + 1, &end, 10) : 0;
     const std::uint64_t numbered = *end == '.' ? std::strtoull(end + 1, &end, 10) : 0;
     if (rank < 0 || pid <= 0 || *end != '\0') continue;
-    const bool here = host == host_number();
+    const bool on_this_host = host == host_number();
     // A process id of another container cannot be checked.
     const bool lives = numbered != processes() || kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM;
-    if (here ? lives : all_hosts_count()) found.insert(static_cast<int>(rank));
+    if (on_this_host ? lives : all_hosts_count()) present.insert(static_cast<int>(rank));
   }
   closedir(directory);
-  return found;
+  return present;
 }
 
 [[noreturn]] void end_for_lack_of(int rank) {
@@ -132,8 +132,9 @@ bool are_here(const int* world_ranks, int count) {
   static std::atomic<bool> in_vain{false};  // a rank that is still missing runs without Blink
   const auto begun = std::chrono::steady_clock::now();
   for (;;) {
-    const std::set<int> found = ranks_in(path);
-    const int* const missing = std::find_if(world_ranks, world_ranks + count, [&](int r) { return found.count(r) == 0; });
+    const std::set<int> present = ranks_in(path);
+    const auto absent = [&](int r) { return present.count(r) == 0; };
+    const int* const missing = std::find_if(world_ranks, world_ranks + count, absent);
     if (missing == world_ranks + count) return true;
     const auto waited = std::chrono::steady_clock::now() - begun;
     if (others_count && waited >= patience) end_for_lack_of(*missing);

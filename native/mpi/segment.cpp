@@ -47,14 +47,14 @@ bool SharedSegment::join(const Meeting& meeting, int rank, int size, const blink
   if (rank != 0) bootstrap_ = blink_bootstrap_connect(meeting.address, meeting.token, rank, size, &reason);
   if (bootstrap_ == nullptr) return fail(reason.text, why);
   bytes_ = blink_segment_bytes(&shape);
-  const int made = rank == 0 ? shim::shared_file("blink-segment", bytes_) : -1;
-  if (rank == 0 && made < 0) return fail(std::string("rank 0 has no shared memory: ") + std::strerror(errno), why);
-  if (rank == 0 && (!map(made) || blink_segment_format(memory_, bytes_, &shape, meeting.secret, cores) != BLINK_OK)) {
-    close(made);
+  const int file = rank == 0 ? shim::shared_file("blink-segment", bytes_) : -1;
+  if (rank == 0 && file < 0) return fail(std::string("rank 0 has no shared memory: ") + std::strerror(errno), why);
+  if (rank == 0 && (!map(file) || blink_segment_format(memory_, bytes_, &shape, meeting.secret, cores) != BLINK_OK)) {
+    close(file);
     return fail(no_room(rank), why);
   }
-  const bool exchanged = exchange(made, why);
-  if (made >= 0) close(made);  // before locking: closing a second descriptor of a file releases the process's locks
+  const bool exchanged = exchange(file, why);
+  if (file >= 0) close(file);  // before locking: closing a second descriptor of a file releases the process's locks
   if (!exchanged) return false;
   if (rank != 0 && !map(file_)) return fail(no_room(rank), why);
   blink_error error{};

@@ -122,7 +122,7 @@ std::string file_of_lines() {
 Level log_level() {
   static const Level level = [] {
     for (const char* name : {"BLINK_DEBUG", "NCCL_DEBUG"}) {
-      if (const int wanted = level_of(std::getenv(name)); wanted >= 0) return static_cast<Level>(wanted);
+      if (const int number = level_of(std::getenv(name)); number >= 0) return static_cast<Level>(number);
     }
     // With a report, warnings are logged even without a level: they say at once why a job does not run on trees.
     const bool silent = variable("BLINK_DEBUG") != nullptr || variable("NCCL_DEBUG") != nullptr || variable("BLINK_REPORT") == nullptr;

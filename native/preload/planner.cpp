@@ -196,8 +196,8 @@ Ended run_child(const std::vector<std::string>& words, const std::vector<std::st
   Ended ended;
   const Descriptor in(standard_file(input)), out(standard_file("")), err(standard_file(""));
   pid_t pid = -1;
-  const bool there = in.get() >= 0 && out.get() >= 0 && err.get() >= 0;
-  const int error = there ? start(words, variables, {in.get(), out.get(), err.get()}, &pid) : errno;
+  const bool have_files = in.get() >= 0 && out.get() >= 0 && err.get() >= 0;
+  const int error = have_files ? start(words, variables, {in.get(), out.get(), err.get()}, &pid) : errno;
   if (error != 0) {
     ended.why = std::strerror(error);
     return ended;
@@ -294,15 +294,15 @@ bool run_python(const std::string& module, const std::vector<std::string>& words
     *why = planner + "cannot be started: " + ended.why;
     return false;
   }
-  const std::string found = trouble(ended, line);
+  const std::string problem = trouble(ended, line);
   const std::vector<std::string> lines = lines_of(ended.err);
   const std::size_t first = lines.size() > kMostLogged ? lines.size() - kMostLogged : 0;
   for (std::size_t i = first; i < lines.size(); ++i) {
-    const bool quiet = found.empty() && lines[i].compare(0, sizeof kWarning - 1, kWarning) != 0;
+    const bool quiet = problem.empty() && lines[i].compare(0, sizeof kWarning - 1, kWarning) != 0;
     log(quiet ? Level::kInfo : Level::kWarn, "planner: " + lines[i]);
   }
-  if (found.empty()) return true;
-  *why = planner + found;
+  if (problem.empty()) return true;
+  *why = planner + problem;
   // Python's last line names the error; a refusal already contains its reason.
   const bool refused = ended.in_time && (!ended.known || ended.status == 0);
   if (!lines.empty() && !refused) *why += "; its last line of output: " + lines.back().substr(0, 500);

@@ -39,9 +39,9 @@ std::unique_ptr<Bootstrap> Bootstrap::announce(const std::string& key, int nrank
 
 bool Bootstrap::all_gather(bool good, const std::string& words, std::vector<std::string>* all, int* descriptor,
                            double grace_s, const Deadline& deadline, std::string* why) {
-  const std::string said = (good ? kReady : kRefused) + words;
+  const std::string message = (good ? kReady : kRefused) + words;
   const bool gives = descriptor != nullptr && *descriptor >= 0;
-  int status = blink_bootstrap_all_gather(handle_, said.data(), said.size(), descriptor, gives ? 1 : 0, grace_s,
+  int status = blink_bootstrap_all_gather(handle_, message.data(), message.size(), descriptor, gives ? 1 : 0, grace_s,
                                           deadline.left());
   if (gives) close(*descriptor);
   if (descriptor != nullptr) *descriptor = -1;

@@ -242,12 +242,12 @@ class Checks {
   void way(const char* name, const Bundle::Choice& row, int number, std::uint32_t protocol, std::uint64_t chunk) const {
     const Bundle::Program& chosen = b_.programs[static_cast<std::size_t>(number)];
     range(name, protocol, 0, Bundle::kProtocols.size() - 1);
-    const auto wanted = static_cast<Bundle::Protocol>(protocol);
+    const auto selected = static_cast<Bundle::Protocol>(protocol);
     // Graphs cannot contain copy engines' work, so the simple kernel is needed as well.
-    that(chosen.collective == row.collective && chosen.root == row.root && chosen.has(wanted) &&
-             (wanted != Bundle::kCopies || chosen.has(Bundle::kSimple)),
+    that(chosen.collective == row.collective && chosen.root == row.root && chosen.has(selected) &&
+             (selected != Bundle::kCopies || chosen.has(Bundle::kSimple)),
          "a program with this collective, root and protocol", "program " + std::to_string(number));
-    range("chunk_bytes", chunk, kGroup, static_cast<std::int64_t>(b_.capacity(wanted)), kGroup);
+    range("chunk_bytes", chunk, kGroup, static_cast<std::int64_t>(b_.capacity(selected)), kGroup);
   }
 
   const Bundle& b_;

@@ -37,8 +37,8 @@ std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, i
 
 const Bundle::Choice* choice_of(const Bundle& bundle, Collective collective, int root, std::uint64_t bytes) {
   for (const Bundle::Choice& row : bundle.choices) {
-    const bool meant = row.kind() == collective && (row.root < 0 || row.root == root);
-    if (meant && row.least <= bytes && bytes <= row.most) return &row;
+    const bool matches = row.kind() == collective && (row.root < 0 || row.root == root);
+    if (matches && row.least <= bytes && bytes <= row.most) return &row;
   }
   return nullptr;
 }

@@ -92,9 +92,9 @@ ChunkSearches::Use ChunkSearches::next(int choice, bool captured) {
   use.way = way_of(row, search.agreed.value);
   Timing& timing = search.timing;
   if (captured || search.settled || search.tries == kTries || timing.pending) return use;
-  const bool made = (timing.before != nullptr || driver_.event_create(&timing.before, 0) == kCudaSuccess) &&
+  const bool timed = (timing.before != nullptr || driver_.event_create(&timing.before, 0) == kCudaSuccess) &&
                     (timing.after != nullptr || driver_.event_create(&timing.after, 0) == kCudaSuccess);
-  if (made) {
+  if (timed) {
     use.before = timing.before;
     use.after = timing.after;
   }

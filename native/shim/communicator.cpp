@@ -46,10 +46,10 @@ void Communicator::begin() {
   std::string unknown;
   CUdevice device = 0;
   const Driver* const cuda = driver(&unknown);
-  unsigned here = 0;
+  unsigned multiprocessors = 0;
   if (cuda != nullptr && cuda->device_get(&device, place.device) == kCudaSuccess &&
-      multiprocessors_here(*cuda, device, &here) == kCudaSuccess) {
-    place.multiprocessors = here;
+      multiprocessors_here(*cuda, device, &multiprocessors) == kCudaSuccess) {
+    place.multiprocessors = multiprocessors;
   }
   state_ = State::kSettling;
   setup_ = std::thread([this] { prepare(); });
@@ -334,8 +334,8 @@ void Communicator::give_up(const std::string& why, Level level) {
 ncclResult_t Communicator::release(double patience_s, bool frees) {
   if (resources_ == nullptr) return ncclSuccess;
   if (!resources_->engine->drain(patience_s)) {
-    const bool told = state_ == State::kFailed;
-    if (!told) warn("kernels of communicator " + key_.substr(0, 8) + " are still running; Blink aborts them");
+    const bool failed_before = state_ == State::kFailed;
+    if (!failed_before) warn("kernels of communicator " + key_.substr(0, 8) + " are still running; Blink aborts them");
     raise_abort();
     resources_->engine->drain(kAbortSeconds);
   }

@@ -113,9 +113,9 @@ std::string describe(const Driver& driver, CUresult result, const char* what) {
   // Both calls may fail, for example with the error of a newer driver.
   if (driver.error_name == nullptr || driver.error_name(result, &name) != kCudaSuccess) name = nullptr;
   if (driver.error_string == nullptr || driver.error_string(result, &text) != kCudaSuccess) text = nullptr;
-  std::string said = name != nullptr ? name : "CUDA error " + std::to_string(result);
-  if (text != nullptr) said += std::string(" (") + text + ")";
-  return said + " from " + what;
+  std::string message = name != nullptr ? name : "CUDA error " + std::to_string(result);
+  if (text != nullptr) message += std::string(" (") + text + ")";
+  return message + " from " + what;
 }
 
 }  // namespace blink::shim

@@ -68,12 +68,12 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle,
   engine->ordinal_ = device;
   int major = 0;
   int minor = 0;
-  const bool found = engine->ok(driver.device_get(&engine->device_, device), "cuDeviceGet", why) &&
+  const bool opened = engine->ok(driver.device_get(&engine->device_, device), "cuDeviceGet", why) &&
                      engine->ok(driver.device_attribute(&major, kAttributeMajor, engine->device_), "capability", why) &&
                      engine->ok(driver.device_attribute(&minor, kAttributeMinor, engine->device_), "capability", why) &&
                      engine->ok(driver.primary_retain(&engine->context_, engine->device_), "cuDevicePrimaryCtxRetain",
                                 why);
-  if (!found) return nullptr;
+  if (!opened) return nullptr;
   engine->kept_ = pool::place_of(driver, engine->context_, device);
   engine->remote_ = has_remote_domain(driver, engine->device_);
   engine->arch_ = "sm_" + std::to_string(major) + std::to_string(minor);
@@ -142,8 +142,8 @@ bool Engine::load(std::string* why) {
 }
 
 bool Engine::reserve_blocks(int sharing, unsigned multiprocessors, std::string* why) {
-  unsigned here = 0;  // in the primary context, where an MPS share is visible, too
-  if (!ok(multiprocessors_here(driver_, device_, &here), "multiprocessors", why)) return false;
+  unsigned usable = 0;  // in the primary context, where an MPS share is visible, too
+  if (!ok(multiprocessors_here(driver_, device_, &usable), "multiprocessors", why)) return false;
   std::uint32_t channels = 0;
   int each = 0;
   for (std::size_t i = 0; i < kernels_.size(); ++i) {
@@ -157,7 +157,7 @@ bool Engine::reserve_blocks(int sharing, unsigned multiprocessors, std::string* 
   }
   if (channels == 0) return true;  // copy engines run all programs
   const auto count = [](int number) { return static_cast<std::uint32_t>(std::max(number, 0)); };
-  const ResidentBlocks::Gpu gpu = {ordinal_, std::min(here, multiprocessors), count(each), count(sharing)};
+  const ResidentBlocks::Gpu gpu = {ordinal_, std::min(usable, multiprocessors), count(each), count(sharing)};
   room_ = blocks_.reserve(gpu, channels, bundle_.blocks(), why);
   return room_ != 0;
 }
@@ -407,8 +407,8 @@ CUresult Engine::note_captured(CUstream stream, unsigned long long capture) {
   if (entry == captures_.end()) {
     Captured fresh;
     if (captures_.size() < kCapturesAtOnce) {
-      const CUresult made = driver_.event_create(&fresh.event, kEventDisableTiming);
-      if (made != kCudaSuccess) return made;
+      const CUresult created = driver_.event_create(&fresh.event, kEventDisableTiming);
+      if (created != kCudaSuccess) return created;
     } else {
       fresh.event = captures_.front().event;
       captures_.erase(captures_.begin());

@@ -42,8 +42,8 @@ Group* Group::current() { return group; }
 
 Group::Part& Group::part_of(const std::shared_ptr<Member>& member) {
   const auto is_it = [&](const Part& part) { return part.member == member; };
-  const auto found = std::find_if(parts_.begin(), parts_.end(), is_it);
-  return found != parts_.end() ? *found : *parts_.insert(parts_.end(), Part{member, {}});
+  const auto entry = std::find_if(parts_.begin(), parts_.end(), is_it);
+  return entry != parts_.end() ? *entry : *parts_.insert(parts_.end(), Part{member, {}});
 }
 
 void Group::add(std::shared_ptr<Member> member, const Operation& operation) {

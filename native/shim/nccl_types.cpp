@@ -56,9 +56,9 @@ void at_most(Wishes* wishes, long blocks) {
 }
 
 void only_nccl(Wishes* wishes, const std::string& name, const std::string& value) {
-  const std::string said = name + "=" + value;
-  if (wishes->only_nccl.find(said) != std::string::npos) return;  // a child's parent had the same setting
-  wishes->only_nccl += (wishes->only_nccl.empty() ? "" : ", ") + said;
+  const std::string setting = name + "=" + value;
+  if (wishes->only_nccl.find(setting) != std::string::npos) return;  // a child's parent had the same setting
+  wishes->only_nccl += (wishes->only_nccl.empty() ? "" : ", ") + setting;
 }
 
 void read(const ncclConfig_t* config, Wishes* wishes) {

@@ -74,7 +74,7 @@ bool Setup::describe(std::string* text) {
   int minor = 0;
   unsigned multiprocessors = 0;
   int version = 0;
-  const bool told = cuda_->device_get(&device, place_.device) == kCudaSuccess &&
+  const bool described = cuda_->device_get(&device, place_.device) == kCudaSuccess &&
                     cuda_->device_uuid(&uuid, device) == kCudaSuccess &&
                     cuda_->device_name(name, sizeof name, device) == kCudaSuccess &&
                     cuda_->device_bus_id(bus_id, sizeof bus_id, device) == kCudaSuccess &&
@@ -82,7 +82,7 @@ bool Setup::describe(std::string* text) {
                     cuda_->device_attribute(&minor, kAttributeMinor, device) == kCudaSuccess &&
                     multiprocessors_here(*cuda_, device, &multiprocessors) == kCudaSuccess &&
                     cuda_->driver_version(&version) == kCudaSuccess;
-  if (!told) {
+  if (!described) {
     *why_ = "CUDA does not describe GPU " + std::to_string(place_.device);
     return false;
   }
@@ -155,9 +155,9 @@ std::unique_ptr<Resources> Setup::run() {
   std::string mine;
   if (!round(describe(&mine), mine)) return nullptr;
   const auto gpu_of = [](const std::string& info) { return info.substr(0, info.find(' ')); };
-  const std::string here = gpu_of(mine);
+  const std::string own_gpu = gpu_of(mine);
   const auto sharing = std::count_if(words_.begin(), words_.end(),
-                                     [&](const std::string& info) { return gpu_of(info) == here; });
+                                     [&](const std::string& info) { return gpu_of(info) == own_gpu; });
   int page = -1;
   const bool planned = place_.rank != 0 || plan(&mine, &page);
   if (!round(planned, mine, &page)) return nullptr;

@@ -163,9 +163,9 @@ void Agreement::say(int rank, std::uint64_t number, float measured) {
 float Agreement::least_said(std::uint64_t number) const {
   float least = 0;
   for (int rank = 0; rank < nranks_; ++rank) {
-    const std::uint64_t said = measured_[rank].load();
-    if (said >> 32 != number + 1) return 0;
-    const auto bits = static_cast<std::uint32_t>(said);
+    const std::uint64_t word = measured_[rank].load();
+    if (word >> 32 != number + 1) return 0;
+    const auto bits = static_cast<std::uint32_t>(word);
     float measured = 0;
     std::memcpy(&measured, &bits, sizeof bits);
     least = rank == 0 ? measured : std::min(least, measured);

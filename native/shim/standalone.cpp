@@ -31,16 +31,16 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
     if (comm == nullptr || key == nullptr || nranks < 2 || rank < 0 || rank >= nranks) {
       return ncclInvalidArgument;
     }
-    auto made = std::make_unique<blink_shim_comm>(key_of(key, std::strlen(key)));
-    made->place.nranks = nranks;
-    made->place.rank = rank;
-    made->place.device = device;
-    made->place.grace_s = kGrace;
-    made->place.without_nccl = true;
-    made->begin();
-    const std::string trouble = made->why_not();
+    auto created = std::make_unique<blink_shim_comm>(key_of(key, std::strlen(key)));
+    created->place.nranks = nranks;
+    created->place.rank = rank;
+    created->place.device = device;
+    created->place.grace_s = kGrace;
+    created->place.without_nccl = true;
+    created->begin();
+    const std::string trouble = created->why_not();
     if (trouble.empty()) {
-      *comm = made.release();
+      *comm = created.release();
       return ncclSuccess;
     }
     if (why != nullptr && why_bytes > 0) std::snprintf(why, why_bytes, "%s", trouble.c_str());

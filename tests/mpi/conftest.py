@@ -54,12 +54,12 @@ class Mpi:
 
     def program(self, source: str) -> Path:
         """The program of a file beside this one."""
-        made = self.room / f"{Path(source).stem}-{self.name}"
-        if not made.exists():
+        program = self.room / f"{Path(source).stem}-{self.name}"
+        if not program.exists():
             file = Path(__file__).with_name(source)
-            line = [*self.installed.compiler, str(file), "-o", str(made), *self.installed.options, "-lpthread"]
+            line = [*self.installed.compiler, str(file), "-o", str(program), *self.installed.options, "-lpthread"]
             subprocess.run(line, check=True, timeout=DEADLINE_S)
-        return made
+        return program
 
     def launch(self, ranks: int, *command: str | Path, options: Sequence[str] = ()) -> list[str]:
         """The launcher's command line."""

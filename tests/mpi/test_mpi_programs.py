@@ -294,11 +294,11 @@ def test_a_library_that_was_loaded_for_a_wrapper_alone_is_found(mpi, tmp_path):
     )
     (tmp_path / "wrapper.c").write_text(wrapper)
     (tmp_path / "program.c").write_text(program)
-    built, made = tmp_path / "wrapper.so", tmp_path / "program"
-    line = [*mpi.installed.compiler, "-O2", "-shared", "-fPIC", tmp_path / "wrapper.c", "-o", built]
+    library, executable = tmp_path / "wrapper.so", tmp_path / "program"
+    line = [*mpi.installed.compiler, "-O2", "-shared", "-fPIC", tmp_path / "wrapper.c", "-o", library]
     subprocess.run(line, check=True)
-    subprocess.run(["cc", f'-DWRAPPER="{built}"', tmp_path / "program.c", "-o", made, "-ldl"], check=True)
-    done = mpi.run(mpi.launch(2, made))
+    subprocess.run(["cc", f'-DWRAPPER="{library}"', tmp_path / "program.c", "-o", executable, "-ldl"], check=True)
+    done = mpi.run(mpi.launch(2, executable))
     assert done.code == 0, done.err
 
 
@@ -327,9 +327,11 @@ int main(int argc, char** argv) {
 }
 """
     (tmp_path / "program.c").write_text(program)
-    made = tmp_path / "program"
-    subprocess.run([*mpi.installed.compiler, tmp_path / "program.c", "-o", made, *mpi.installed.options], check=True)
-    line = mpi.launch(2, made, how)
+    executable = tmp_path / "program"
+    subprocess.run(
+        [*mpi.installed.compiler, tmp_path / "program.c", "-o", executable, *mpi.installed.options], check=True
+    )
+    line = mpi.launch(2, executable, how)
     done = mpi.run(["timeout", "8", *line] if how == "deadline" else line)
     assert done.code != 0
     assert re.search(r"[12] of 2 processes that called MPI ended before .*: process \d+ \(rank [01]\)", done.err)

@@ -31,12 +31,12 @@ def sanitized(mpi, sanitizers: str, source: str) -> list[str]:
     subprocess.run(["cmake", "--build", build, "--target", "blink_mpi", "blink_mpi4", "-j", "2"], **quiet)
     flags = ["-g", "-O1", "-fno-omit-frame-pointer", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
     includes = ["-I", NATIVE / "mpi", "-I", DIRECTORY]
-    made, binding, program = (mpi.room / f"{sanitizers}-{name}" for name in ("binding.o", "binding.so", "program"))
+    compiled, binding, program = (mpi.room / f"{sanitizers}-{name}" for name in ("binding.o", "binding.so", "program"))
     shape = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-fno-optimize-sibling-calls"]
     subprocess.run(
-        [*mpi.installed.compiler, *flags, *shape, *includes, "-c", NATIVE / "mpi/binding.c", "-o", made], **quiet
+        [*mpi.installed.compiler, *flags, *shape, *includes, "-c", NATIVE / "mpi/binding.c", "-o", compiled], **quiet
     )
-    subprocess.run(["gcc", "-shared", f"-fsanitize={sanitizers}", made, "-o", binding], **quiet)
+    subprocess.run(["gcc", "-shared", f"-fsanitize={sanitizers}", compiled, "-o", binding], **quiet)
     file = Path(__file__).with_name(source)
     line = [*mpi.installed.compiler, *flags, file, "-o", program, *mpi.installed.options, "-lpthread"]
     subprocess.run(line, **quiet)

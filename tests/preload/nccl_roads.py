@@ -231,7 +231,7 @@ def groups(program: Program) -> None:
 
 def operators(program: Program) -> None:
     """Operations that are destroyed within the group that uses them; NCCL then reuses their numbers."""
-    made = []
+    operations = []
     with program.group():
         for place, factor in enumerate((2.0, 3.0)):
             numbers = []
@@ -240,15 +240,15 @@ def operators(program: Program) -> None:
                 number, scalar = c.c_int(), c.c_float(factor)
                 must(program.nccl.ncclRedOpCreatePreMulSum(c.byref(number), c.byref(scalar), FLOAT32, 1, comm))
                 numbers.append(number.value)
-            made.append(numbers)
+            operations.append(numbers)
             check("an operation of ours", program.allreduce(place, op=numbers), [0, 0])
             for number, comm in zip(numbers, program.comms, strict=True):
                 must(program.nccl.ncclRedOpDestroy(number, comm))
-    check("the same number twice", made[0], made[1])
+    check("the same number twice", operations[0], operations[1])
     for place, factor in enumerate((2.0, 3.0)):
         expected = [factor * (2 * (i % 11) + 1) for i in range(COUNT)]
         check("each with its own scalar", program.ranks[0].get(place), expected)
-    check("one that was destroyed", program.allreduce(op=made[0]), [INVALID_ARGUMENT] * 2)
+    check("one that was destroyed", program.allreduce(op=operations[0]), [INVALID_ARGUMENT] * 2)
     number, scalar = c.c_int(), c.c_float(2)
     must(program.nccl.ncclRedOpCreatePreMulSum(c.byref(number), c.byref(scalar), FLOAT32, 1, program.comms[0]))
     program.reached()

@@ -23,8 +23,8 @@ PATIENCE = {"BLINK_TIMEOUT": 4}
 #: The program and NCCL call the same driver; only Blink's calls get errors.
 CALLER = {"BLINK_DOUBLE_CALLER": "libblink.so"}
 JOB = {"sizes": "1,1000", "BLINK_TOPO": "clique:2"}
-#: The client's cases, and the functions of a merge: one call of the creation, two of calls, one of the end; and one of
-#: a creation that is followed by another.
+#: The client's cases, and their functions without BLINK_ALL_TESTS: one of the creation, two of calls, one of the end;
+#: and one of a creation that is followed by another.
 CASES = {
     "sizes,streams": ("cuModuleLoadData", "cuEventRecord", "cuStreamWaitEvent", "cuMemHostUnregister"),
     "graph_order,finalize": ("cuMemHostRegister_v2",),
@@ -64,11 +64,11 @@ def times(count: int) -> list[str]:
 def test_an_error_at_any_entry_point(preloaded: Preloaded, tmp_path: Path, cases: str) -> None:
     paths = [tmp_path / "calls0", tmp_path / "calls1"]
     run(preloaded, cases, journals=paths).right()
-    made, few = journal(paths[1]), CASES[cases]
-    assert set(few) <= set(made), made
+    counts, few = journal(paths[1]), CASES[cases]
+    assert set(few) <= set(counts), counts
     fell_back, failures = 0, []
-    for name in sorted(made) if ALL_TESTS else few:
-        for nth in times(made[name]) if ALL_TESTS else ["1"]:
+    for name in sorted(counts) if ALL_TESTS else few:
+        for nth in times(counts[name]) if ALL_TESTS else ["1"]:
             failing = f"{name}:{nth}:{UNKNOWN_ERROR}"
             try:
                 outcome = run(preloaded, cases, failing=failing)

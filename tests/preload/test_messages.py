@@ -31,20 +31,20 @@ if ALL_TESTS:
 def table(topo: str, file: Path, but: tuple[int, int] = (0, 0), chunks: int = 2) -> Path:
     """A table with all pairs but one: up to 1000 bytes directly, then over two paths, then over all in ``chunks``."""
     topology = parse_spec(topo)
-    made = PathTable(machine_key(topology), topo, "a test")
+    paths_of = PathTable(machine_key(topology), topo, "a test")
     for src, dst in (pair for pair in permutations(topology.ranks, 2) if pair != but):
         ends = Collective("sendrecv", len(topology.ranks), src=topology.ranks.index(src), dst=topology.ranks.index(dst))
         options = ways(plan(Request(topology, ends, topology.ranks)))
         paths = [way.path for way in options if way.legs <= 2]
         if len(paths) == 1:
-            made = made.merged(PairSplits(src, dst, (Split((Part(paths[0], Fraction(1), 3),), None, 2),)))
+            paths_of = paths_of.merged(PairSplits(src, dst, (Split((Part(paths[0], Fraction(1), 3),), None, 2),)))
             continue
         direct = Split((Part(paths[0], Fraction(1)),), 1000)
         two = Split((Part(paths[0], Fraction(2, 3)), Part(paths[1], Fraction(1, 3))), 30_000)
         rest = Fraction(3, 5) / (len(paths) - 1)
         every = Split((Part(paths[0], Fraction(2, 5)), *(Part(path, rest, 2) for path in paths[1:])), None, chunks)
-        made = made.merged(PairSplits(src, dst, (direct, two, every)))
-    write(file, made)
+        paths_of = paths_of.merged(PairSplits(src, dst, (direct, two, every)))
+    write(file, paths_of)
     return file
 
 

@@ -44,11 +44,11 @@ def sanitized(plain: Preloaded, sanitizers: str) -> Preloaded:
     cache.mkdir(mode=0o700, exist_ok=True)
     flags = f"-fsanitize={sanitizers} -fno-sanitize-recover=all"
     more = {"BLINK_PYTHON": python, "BLINK_DOUBLE_CXXFLAGS": flags, **OPTIONS}
-    made = replace(plain, built=files, cache=cache, more=more)
+    runner = replace(plain, built=files, cache=cache, more=more)
     if "address" in sanitizers:
-        return replace(made, runtime=_address_runtime())
+        return replace(runner, runtime=_address_runtime())
     without = "the thread sanitizer comes with the program, and this one is not built with it"
-    return replace(made, before=_where_thread_sanitizer_starts, others=without)
+    return replace(runner, before=_where_thread_sanitizer_starts, others=without)
 
 
 def _where_thread_sanitizer_starts() -> None:

@@ -92,8 +92,8 @@ def test_every_role_with_something_to_do_is_done_once() -> None:
         loops = channel_loops(program)
         assert len({(loop.rank, loop.channel) for loop in loops}) == len(loops)
         served = Counter(share for loop in loops for execution in loop.executions for share in execution.shares)
-        wanted = Counter(role.share for role in program.roles if role.receives or role.sends or role.keeps)
-        assert served == wanted
+        expected = Counter(role.share for role in program.roles if role.receives or role.sends or role.keeps)
+        assert served == expected
         for loop in loops:
             assert len(loop.receives) + len(loop.sends) <= MAX_CHANNEL_ENDS
             for execution in loop.executions:
