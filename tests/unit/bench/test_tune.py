@@ -176,6 +176,6 @@ def test_the_verb_measures_writes_and_continues(blink, tmp_path, monkeypatch):
     assert blink("tune", "--show").out == ended.out
     blink("tune", "gossip").assert_refused("collective 'gossip': expected some of")
     text = blink("explain", "allreduce", "-g", "2", "--size", "64K").out
-    assert "blink tune measured " in text or "built in; blink tune -g 2" in text
+    assert "blink tune measured " in text or "built-in choice; blink tune -g 2" in text
     explained = json.loads(blink("explain", "allreduce", "--size", "64K", "-g", "2", "--json").out)
     assert explained["rows"]
