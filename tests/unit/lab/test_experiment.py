@@ -121,7 +121,7 @@ def test_a_path_alone_is_a_candidate() -> None:
     with pytest.raises(UsageError, match="expected a path of vertices"):
         experiment.prepare(request, ("path:0-x",), 100)
     field = experiment.prepare(request, ("path:0-1", "path:0-9-1"), 100)
-    assert "not there" in dict(field.absent)["path:0-9-1"]
+    assert "mist has no link 0 → 9" in dict(field.absent)["path:0-9-1"]
     assert field.path_row is None
 
 
