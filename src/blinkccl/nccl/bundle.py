@@ -236,9 +236,7 @@ class BundleCache:
         return path
 
     def put(self, digest: str | None, bundle: Bundle) -> Path:
-        """Write a bundle and return its path: in the cache if the bundle is complete (has a digest) and the cache
-        writable.
-        """
+        """Write a bundle and return its path: in the cache if that is writable and the bundle has a digest."""
         if self._directory is not None and digest is not None:
             with suppress(OSError, LaunchError):
                 private_directory(self._directory)

@@ -73,7 +73,7 @@ class ChoiceRow(Row[ProgramWay]):
 
     With two ways, the first calls try the second beside the first and keep it if it is faster. ``search`` allows the
     chunk to change. ``measured``: the choice rests on measurements. ``margin``: the minimum ratio of NCCL's time to
-    Blink's for Blink to run a call.
+    Blink's.
     """
 
     collective: str
@@ -240,7 +240,7 @@ def _verdict(
     other = next((row for row in ways if row not in alone and row[2].seconds < least_s), None)
     # Of equal candidates the first is selected, so that fewer programs are compiled and loaded.
     blink = next((row for row in alone if row[2].seconds <= least_s * MARGIN), None)
-    prediction = None if nccl is None else _nccl_time(timed[0].plan.candidate.collective, size_bytes, nccl, cell)
+    prediction = None if nccl is None else _nccl(timed[0].plan.candidate.collective, size_bytes, nccl, cell)
     return _Verdict(size_bytes, blink, prediction, forced or nccl is None, other, cell)
 
 
@@ -254,9 +254,7 @@ def _predicted(timed: Sequence[_TimedCandidate], size_bytes: int) -> list[TimedW
     return ways
 
 
-def _nccl_time(
-    collective: Collective, size_bytes: int, nccl: NcclPredictor, cell: Cell | None
-) -> NcclPrediction | None:
+def _nccl(collective: Collective, size_bytes: int, nccl: NcclPredictor, cell: Cell | None) -> NcclPrediction | None:
     """NCCL's time at the compared size; None if unknown."""
     time = None if cell is None else cell.best(NCCL)
     if time is not None:

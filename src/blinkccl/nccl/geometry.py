@@ -71,8 +71,7 @@ def geometry(group: ProgramGroup, parts: int, limits: Budget, copies: bool = Fal
     """Parts and sizes of messages for which no rank's segment exceeds the budget.
 
     ``parts`` is the maximum of all programs; programs with fewer use the first ones of a connection. If memory is
-    short, programs with the most parts get fewer. If copy engines run any of the programs, kernels get half of the
-    memory and copies the rest.
+    short, programs with the most parts get fewer. If copy engines run any of them, kernels get half, copies the rest.
     """
     if not copies:
         return _for_kernels(group, parts, limits, limits.staging_bytes)

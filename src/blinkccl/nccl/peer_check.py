@@ -57,8 +57,8 @@ def bad_pairs(
 
     Results are cached in ``directory``. ``deadline_s`` is the timeout of all pairs together. ``note`` gets the pairs
     that cannot be tried. UnsupportedError if the check is impossible: no driver, or GPUs that rank 0 does not see.
-    Ranks that share a GPU always reach each other. Cost without cached results: a process and a context per GPU, 10 ms
-    per pair.
+    Ranks that share a GPU always reach each other. Cost without a cache: a process and a context per GPU, 10 ms per
+    pair.
     """
     gpus, uuids = job.gpus, [peer.uuid for peer in job.peers]
     pairs = [(a, b) for a in gpus for b in gpus if a != b]

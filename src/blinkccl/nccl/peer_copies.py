@@ -8,8 +8,7 @@ It calls CUDA's driver, which may hang or crash it. It exchanges flushed lines w
     memory there; it grants the two access to each other failed WHY                                       no pair can be
     checked
 
-The driver copies from a context with peer access, on the same path as kernels' stores. The process uses only functions
-that libblink.so needs as well.
+The driver copies from a context with peer access, on the path of kernels' stores, by functions that libblink.so needs.
 """
 
 from __future__ import annotations

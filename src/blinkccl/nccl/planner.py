@@ -123,7 +123,7 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     if cached is not None:
         log.step(f"bundle of an earlier job found, {cached},")
         return cached
-    bundle, whole = _bundle_for(question, names, environ, log)
+    bundle, whole = _bundle(question, names, environ, log)
     path = cache.put(digest if whole else None, bundle)
     log.step(f"bundle written, {path},")
     return path
@@ -237,9 +237,7 @@ class _Question:
         return message_paths.plan(self.where, self.paths, every, self.bad, log.say)
 
 
-def _bundle_for(
-    question: _Question, names: tuple[str, ...], environ: Mapping[str, str], log: Log
-) -> tuple[Bundle, bool]:
+def _bundle(question: _Question, names: tuple[str, ...], environ: Mapping[str, str], log: Log) -> tuple[Bundle, bool]:
     """The bundle, and True if all of it was compiled in time."""
     job, where, no_copies = question.job, question.where, question.no_copies
     messages = question.messages(log)

@@ -9,9 +9,8 @@
   links need. Water filling gives a split for each number of streams and chunks. The simulator selects the fastest, or
   one copy on one path where no split is faster.
 
-Copies of different streams are issued at the same time here, because a calibration gives the cost of a copy, not the
-thread that issues it. Where one thread issues all copies, many streams pay later than a simulated table says; a
-measured table includes this cost.
+Copies of different streams are issued at the same time here, as a calibration has the cost of a copy, not its thread.
+If one thread issues all copies, many streams pay later than a simulated table says; a measured one has this cost.
 """
 
 from __future__ import annotations
@@ -151,8 +150,8 @@ def prepare_multi_path(request: Request, conditions: Conditions) -> MultiPath:
 def simulated_row(flow: Forest, conditions: Conditions) -> PairSplits:
     """The row of a table for a message, filled by the simulator.
 
-    At no size is it slower than one copy on any single path. Cost: some 20 simulations per size class, half a second
-    for two paths and a few seconds for eight.
+    At no size is it slower than one copy on any single path. Cost: some 20 simulations per class, 0.5 s for two paths
+    and a few for eight.
     """
     timed: dict[tuple[tuple[Part, ...], int], ChunkedPlan] = {}
 

@@ -133,10 +133,7 @@ class TimedPlan:
 
 @dataclass(frozen=True)
 class ChunkedPlan(TimedPlan):
-    """A plan whose longest slice has ``chunks`` chunks at every size.
-
-    ``window`` messages are in flight, one behind another, as in OMB's bandwidth test.
-    """
+    """A plan with ``chunks`` chunks in its longest slice at all sizes, and ``window`` messages in flight, as in OMB."""
 
     chunks: int = 1
     window: int = 1

@@ -219,8 +219,7 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
 class RingBaseline:
     """The algbw of NCCL 2.4's rings in GB/s; None without a ring, with the ``reason``.
 
-    ``rings`` counts the distinct rings. With ``fast`` (NVLink or its kin) it counts lanes. Otherwise NCCL has fallen
-    back to PCIe, or uses ``cables``.
+    ``rings`` counts distinct rings, in lanes if ``fast`` (NVLink or its kin); else NCCL uses PCIe or ``cables``.
     """
 
     gb_per_s: float | None

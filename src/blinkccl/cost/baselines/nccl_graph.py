@@ -225,9 +225,7 @@ def _limit(forest: Forest) -> tuple[Fraction, Order]:
 # The best rings.
 @dataclass(frozen=True, slots=True)
 class RingBound:
-    """``gb_per_s`` is the most that rings have together; ``prices`` are per GB/s of a link, and every ring costs 1 or
-    more.
-    """
+    """The bound ``gb_per_s`` of all rings together; ``prices`` are per GB/s of a link, and no ring costs under 1."""
 
     gb_per_s: Fraction
     prices: Mapping[Arc, Fraction]

@@ -38,8 +38,8 @@ MOST_TAKEN_BACK = 4
 class SearchStep:
     """A step of the search: the farthest ``kind`` of path between GPUs, and ``net_kind`` to a network card.
 
-    ``same``: all channels have the same order. ``crossing``: a ring may enter and leave a server by different cards, if
-    its neighbour uses the two cards the other way.
+    ``same``: all channels have the same order. ``crossing``: a ring may enter and leave by different cards if its
+    neighbour uses them the other way.
     """
 
     kind: int
@@ -287,8 +287,7 @@ class Packing:
         """True if NCCL's search reaches the rotations of the GPUs' order within its number of steps.
 
         It begins with as many copies of one order as fit, ``lanes``, and undoes the last ones one by one. More chains
-        than that end at other GPUs, so only ``lanes - back`` of the copies may stay. The limit follows from the
-        channels that NCCL's wheels print.
+        end at other GPUs, so only ``lanes - back`` copies may stay. NCCL's wheels gave the limit.
         """
         gpus = len(self.server.gpus)
         back = (gpus - 2) * (count - lanes)
@@ -328,9 +327,7 @@ class Packing:
     def _crossed(
         self, entries: list[tuple[NcclNic, NcclNic, int, int | None]]
     ) -> list[tuple[NcclNic, NcclNic, int, int | None]]:
-        """The entries with the leaving cards of each two neighbours exchanged; the last of an odd count takes the
-        first's.
-        """
+        """The entries with the leaving cards of neighbours exchanged; the last of an odd count takes the first's."""
         partner = [c ^ 1 if c ^ 1 < len(entries) else 0 for c in range(len(entries))]
         return [
             (nic, entries[p][0], start, entries[p][2]) for (nic, _, start, _), p in zip(entries, partner, strict=True)

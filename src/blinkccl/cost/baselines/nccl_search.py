@@ -14,8 +14,7 @@ NCCL's search stops after a number of steps; this one tries all orders of up to 
 - On NVSwitches that no machine has, chains may differ by a step of the ladder.
 - Across two servers of 8 A100s, chains differ for 5 GPUs each, all of one processor and one more: 30 GB/s inside a
   server, where NCCL finds 48 (before 2.29 for 4 to 6 GPUs, and slower ones).
-- More than 8 GPUs without an NVSwitch get their own order and its reverse.
-- NVLS, CollNet and PAT are left out.
+- More than 8 GPUs without an NVSwitch get their own order and its reverse. NVLS, CollNet and PAT are left out.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ class Chains:
     """The parts of NCCL's tree: on each server one chain per channel, and between servers a double binary tree.
 
     ``orders``: by channel and by server the ranks, beginning with the one that exchanges data with other servers.
-    ``kind`` and ``net_kind`` ("" on one server): the farthest path of
-    :data:`~blinkccl.cost.baselines.nccl_links.KINDS`.
+    ``kind`` and ``net_kind`` ("" on one server): the farthest kinds of path (``nccl_links.KINDS``).
     """
 
     orders: tuple[tuple[tuple[int, ...], ...], ...]
@@ -102,9 +100,8 @@ def search(
     """The channels that NCCL of this version would set up for a job of at least two GPUs.
 
     ``arch`` is pascal, volta, ampere, hopper or blackwell; None infers it from the machine's links. Each server is
-    searched by itself, and the slowest server decides the speed, as in NCCL. Only network cards that are joined to GPUs
-    of the job count. Cost: 10 ms for most sets of GPUs of a DGX-1, 0.1 s at most; up to 1 s for 8 GPUs on PCIe alone,
-    and some seconds for 8 GPUs with irregular direct links.
+    searched by itself, and the slowest decides the speed, as in NCCL. Only network cards at GPUs of the job count.
+    Cost: 10 ms for most sets of a DGX-1, 0.1 s at most; 1 s for 8 GPUs on PCIe, seconds on irregular direct links.
     """
     if len(ranks) < 2:
         raise UnsupportedError(f"NCCL needs no channels for {len(ranks)} rank; give at least two GPUs")

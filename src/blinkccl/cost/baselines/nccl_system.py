@@ -106,8 +106,7 @@ class NcclMachine:
     def split(self) -> bool:
         """True if NVLink forms exactly two groups of GPUs; NCCL then requires at least two rings.
 
-        One pass finds the groups, as in NCCL, so a chain whose links do not follow the order of the GPUs may count as
-        two.
+        One pass finds the groups, as in NCCL, so a chain with links out of the GPUs' order may count as two.
         """
         group = list(range(len(self.gpus)))
         for i, a in enumerate(self.gpus):

@@ -1,7 +1,6 @@
 """Candidates for timing: every algorithm of the registry on one calibration, and the baselines, by name.
 
-A candidate is prepared once for a job (planned, verified) and then timed for any sizes. A new candidate is a new row:
-of the registry of algorithms, or of :data:`BASELINES`.
+A candidate is prepared once for a job (planned, verified) and then timed for any sizes. A new row adds a candidate.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ def _of_algorithm(name: str) -> Callable[[Request, Conditions], Prepared]:
 class JobCandidates:
     """The prepared candidates of one job, and in ``absent`` the reasons of the others.
 
-    ``named``: the caller named these candidates. ``of_plan``: the candidate is a plan from a file, so only its links
-    are known.
+    ``named``: the caller named these candidates. ``of_plan``: it is a plan from a file, and only its links are known.
     """
 
     request: Request

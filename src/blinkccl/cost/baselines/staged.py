@@ -4,8 +4,7 @@ The papers compare with both; neither is NCCL or Blink:
 
 - ``mpi-host-staged``: AllReduce of MPI libraries that reduce data of GPUs on the processor (the multi-path UCX article
   on Open MPI + UCX, Spectrum MPI and MVAPICH2): copy down, reduce, copy up. A formula.
-- ``plain-ring``: one ring whose script waits for a batch of a send and a receive in each step ("NCCL ring vs tree"). A
-  plan, timed by the kernel.
+- ``plain-ring``: one ring whose script waits for a send and a receive in each step ("NCCL ring vs tree"). A timed plan.
 """
 
 from __future__ import annotations

@@ -9,6 +9,5 @@
 - *All candidates* (:mod:`~blinkccl.cost.choice.candidates`): every algorithm in the code that runs it, beside the
   baselines.
 - *The choice* (:mod:`~blinkccl.cost.choice.auto`): the fastest algorithms for a job and a size.
-- *Measurements* (:mod:`blinkccl.trees.algorithms.tables`) from ``blink tune`` on GPUs or ``blink lab`` on shaped links
-  replace predictions where they exist.
+- *Measurements* (:mod:`blinkccl.trees.algorithms.tables`) of ``blink tune`` or ``blink lab`` replace predictions.
 """

@@ -93,11 +93,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Auto:
-    """A candidate that selects another candidate for each size; ``absent`` has the reasons of algorithms without a
-    plan.
-
-    ``measured`` holds the cells of the job's ranks.
-    """
+    """A candidate that selects another for each size; ``absent`` has reasons, ``measured`` the job's cells."""
 
     plans: tuple[Prepared, ...]
     absent: dict[str, str] = field(default_factory=dict)

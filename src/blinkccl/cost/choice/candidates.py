@@ -1,7 +1,6 @@
 """Every algorithm in the code that runs it, and the baselines beside them.
 
-Kernels run collectives on the GPUs of one server. Copy engines move messages, serve machines without these kernels, and
-can be selected because the papers measured them.
+Kernels run collectives of one server's GPUs. Copy engines, which the papers measured, run all else, or all on request.
 """
 
 from __future__ import annotations

@@ -89,10 +89,7 @@ _IN_SIGNAL = Number(0.0, "contained in signal_us")
 
 @dataclass(frozen=True, slots=True)
 class PredictedTime:
-    """A predicted time; ``chunk_bytes`` is that of one part's message, and ``limit`` names the limiting cost.
-
-    ``simulation`` covers links and hops.
-    """
+    """A predicted time: the chunk of one part's message, the limiting cost, and the simulation of links and hops."""
 
     seconds: float
     chunk_bytes: int

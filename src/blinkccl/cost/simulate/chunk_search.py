@@ -72,8 +72,8 @@ class Miad:
     Let tolerance be 0, and let throughput first rise and then fall with the chunk, never by more than the chunk changes
     (r times the chunk is at most r times as fast or as slow). Then the result reaches at least 1/√factor of the best
     throughput in [first, most], because one of the multiples is within √factor of the best chunk. If time is A/s + B·s
-    + C in the chunk s, as in the chunk pipeline model, it is at most (√factor + 1/√factor)/2 times as long, 1.061 for a
-    factor of 2.
+    + C in the chunk s, as in the chunk pipeline model, it is at most (√factor + 1/√factor)/2 times as long, 1.061 for
+    2.
     """
 
     first_bytes: int = MIB
@@ -164,7 +164,7 @@ def near_best(of: Frame, size_bytes: int, most_bytes: int = MOST_CHUNK_BYTES) ->
     """The run with the closed form's chunk, doubled while that is faster, else cut in half while that is faster by 1 %.
 
     One chunk of at most ``most_bytes`` is tried last. The result is never slower than the closed form. Over 1,620
-    programs and sizes of ten machines it is 0.5 % from the best in the mean and 12 % at worst; the closed form is 1.8 %
+    programs and sizes of ten machines it is 0.5 % from the best in the mean and 12 % at worst, the closed form 1.8 %
     and 37 %. Cost: three to four simulations.
     """
     first_bytes = best_chunk_bytes(of.program, of.network, of.calibration, size_bytes)

@@ -2,8 +2,7 @@
 
 :func:`fit` fits a line, which is fast and shows the numbers that the sizes determine. A simulated ring is no line,
 because its chunks pipeline: with the line's numbers a chain of 8 is up to 76 % faster than the line.
-:func:`as_simulated` therefore adjusts both numbers until the simulator comes closest to the measurements, and reports
-the simulator's error.
+:func:`as_simulated` therefore adjusts both numbers until the simulator fits best, and reports its error.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class Fit:
 
     ``alpha_us`` or ``beta_gb_per_s`` is ``None`` if the measurements do not determine it; ``warnings`` has the reason
     and the sizes to measure. The maximum error |t_model − t| / t of the line, or after :func:`as_simulated` of the
-    simulator, is ``max_relative_error`` at ``worst_size_bytes``. The fit covers ``points`` times of ``sizes`` different
-    sizes.
+    simulator, is ``max_relative_error`` at ``worst_size_bytes``. The fit covers ``points`` times of ``sizes`` sizes.
     """
 
     model: str

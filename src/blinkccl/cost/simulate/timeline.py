@@ -39,8 +39,7 @@ class LinkUse:
 class Decider:
     """A piece of the critical path, which decides the time from ``begin_s`` to ``end_s``.
 
-    ``what`` is "issue" (latency before the first byte), "move", "reduce", "signal" or "start" (the launch of a kernel,
-    until a rank begins).
+    ``what`` is "issue" (latency before the first byte), "move", "reduce", "signal" or "start" (launch of a kernel).
     """
 
     begin_s: float
