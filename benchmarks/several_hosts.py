@@ -122,6 +122,7 @@ def start(kind: str, hosts: list[str], layout: Sequence[int], control: Path, ext
         "OMP_NUM_THREADS": "1",
         "BLINK_BENCH_CONTROL": str(control),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "UCX_TLS": "tcp",  # not the memory that both namespaces share in truth
     }
     if kind.startswith("openmpi"):
         agent = control.parent / "agent.sh"

@@ -4,6 +4,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -33,6 +34,8 @@ constexpr std::int64_t kIdleWorkUs = 3;         // an idle function that runs lo
 constexpr int kSpins = 4'000;                   // some 100 µs
 constexpr int kSpinsCrowded = 16;
 constexpr std::int64_t kStreamYieldUs = 50;
+constexpr int kSpinsNetwork = 16;              // each spin moves messages
+constexpr std::int64_t kPollNetworkUs = 50;    // polling after the last message; longer polling starves network threads of the kernel
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
 constexpr std::int64_t kDyingUs = 1'000'000;    // within this time a dying process has released its locks
 
@@ -120,7 +123,7 @@ cpu_set_t blink::freer_cores(const std::vector<int>& cores, int rank, const cpu_
 
 blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
     : segment_(segment), rank_(rank), fd_(fd), begun_(static_cast<std::size_t>(segment.ranks()), 0),
-      heaps_(static_cast<std::size_t>(segment.ranks())) {
+      heaps_(static_cast<std::size_t>(segment.ranks())), bells_(static_cast<std::size_t>(segment.ranks()), -1) {
   // With a core for every rank a wait is short and worth spinning for: a rank that yields to another program loses the
   // core for a time slice of some milliseconds. With fewer cores the awaited rank may need this core. So yield it at
   // once, and sleep late, because a wake-up costs more than ten yields.
@@ -147,6 +150,7 @@ void blink_comm::populate() const {
   const auto small = static_cast<std::size_t>(std::min<std::int64_t>(shape.staging_bytes, BLINK_SMALL_CALLS_BYTES));
   for (int bank = 0; bank < blink::kBanks; ++bank) {
     for (int r = 0; r < size(); ++r) {
+      if (is_remote(r)) continue;
       madvise(page_of(segment_.staging(bank, r)), small, MADV_POPULATE_WRITE);
       madvise(page_of(segment_.inline_area(bank, r)), static_cast<std::size_t>(shape.inline_bytes),
               MADV_POPULATE_WRITE);
@@ -162,7 +166,42 @@ bool blink_comm::lock_rank() {
   return fcntl(fd_, F_SETLK, &lock) == 0;
 }
 
+void blink_comm::set_network(std::unique_ptr<blink::Network> network, std::unique_ptr<blink::RemoteStreams> streams,
+                             int bell) {
+  network_ = std::move(network);
+  streams_ = std::move(streams);
+  streams_->set_rank(rank_);
+  bells_[static_cast<std::size_t>(rank_)] = bell;
+  spins_ = usual_spins_ = kSpinsNetwork;
+}
+
+void blink_comm::connect(int peer, const void* address, const void* stream_address) {
+  for (blink::Entry& entry : segment_.rank(peer).entry) {  // its buffers are not in this host's memory
+    entry.input.at.store(blink::kNowhere, std::memory_order_relaxed);
+    entry.output.at.store(blink::kNowhere, std::memory_order_relaxed);
+  }
+  network_->worker().connect(peer, address);
+  streams_->worker().connect(peer, stream_address);
+}
+
+int blink_comm::stream_end(int peer) {
+  if (const int code = ended_elsewhere()) return code;
+  return fail(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_STREAM, peer}, peer, "");
+}
+
+int blink_comm::check_network(int awaited) {
+  if (const blink::MessageHeader* stranger = network_->stranger()) {
+    blink::Entry& theirs = segment_.rank(stranger->sender).entry[stranger->sequence % blink::kBanks];
+    theirs.what.store(stranger->what, std::memory_order_relaxed);
+    theirs.count.store(stranger->count, std::memory_order_relaxed);
+    return mismatch(stranger->sender, stranger->sequence);
+  }
+  if (awaited < 0 || !network_->worker().is_broken(awaited)) return BLINK_OK;
+  return fail(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_MESSAGE, awaited}, awaited, "");
+}
+
 int blink_comm::begin(const blink::Call& call) {
+  if (sequence() == 0 && fd_ >= 0) populate();
   const std::uint64_t before = sequence();
   sequence_.store(before + 1, std::memory_order_relaxed);
   what_.store(call.what, std::memory_order_relaxed);
@@ -173,7 +212,7 @@ int blink_comm::begin(const blink::Call& call) {
   const std::size_t old = static_cast<std::size_t>(before % blink::kBanks);
   for (int peer = 0; peer < size() && before != 0; ++peer) {
     auto& begun = begun_[static_cast<std::size_t>(peer)];
-    if (peer == rank_ || begun >= before) continue;
+    if (peer == rank_ || begun >= before || is_remote(peer)) continue;
     const blink::Entry& entry = segment_.rank(peer).entry[old];
     const int code = wait([&] { return entry.sequence.load(std::memory_order_acquire) >= before; },
                           blink::Site{BLINK_WAITS_ENTRY, peer});
@@ -204,7 +243,7 @@ void blink_comm::finish() { segment_.rank(rank_).life.finished.store(sequence(),
 
 int blink_comm::await_entry(int peer) {
   auto& begun = begun_[static_cast<std::size_t>(peer)];
-  if (begun >= sequence() || peer == rank_) return BLINK_OK;
+  if (begun >= sequence() || peer == rank_ || is_remote(peer)) return BLINK_OK;
   const blink::Entry& theirs = entry(peer);
   const int code = wait([&] { return theirs.sequence.load(std::memory_order_acquire) >= sequence(); },
                         blink::Site{BLINK_WAITS_ENTRY, peer});
@@ -223,6 +262,8 @@ void blink_comm::ring(int peer) {
   blink::Bell& bell = segment_.rank(peer).bell;
   bell.rings.fetch_add(1, std::memory_order_release);
   futex_wake_all(bell.rings);
+  const int events = bells_[static_cast<std::size_t>(peer)];
+  if (events >= 0) eventfd_write(events, 1);
 }
 
 void blink_comm::show(blink::Waiting& shown, const blink::Site& site, std::int64_t since_us) {
@@ -286,7 +327,7 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
   spread(began);
   if (started_us_.load(std::memory_order_relaxed) == 0) started_us_.store(began, std::memory_order_relaxed);
   const std::int64_t until = started_us_.load(std::memory_order_relaxed) + timeout_us_;
-  std::int64_t now = began, looked = began;
+  std::int64_t now = began, looked = began, moved = began;
   int code = BLINK_OK;
   impatient_ = false;
   bool in_vain = false;
@@ -294,7 +335,12 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
   for (unsigned round = 0; !ready(context); ++round) {
     if ((code = ended_elsewhere()) != BLINK_OK) break;
     if (idle_.call != nullptr && now - began >= kIdleUs) pause_us = let_others_go_on(pause_us);
-    if (now - began < yield_us_ && !in_vain) {
+    if (network_ != nullptr) {
+      if ((code = check_network(site.peer)) != BLINK_OK) break;
+      if (network_->progress()) moved = now_us();
+      now = now_us();
+      if (now - moved < kPollNetworkUs) continue;
+    } else if (now - began < yield_us_ && !in_vain) {
       sched_yield();
       ++stats_.yields;
       if (round % 8 != 7) continue;
@@ -381,7 +427,7 @@ bool blink_comm::is_gone(int peer) const {
 }
 
 // Sleeps until ready, woken, or the timeout; at most kSleepUs, so that deaths are noticed.
-void blink_comm::sleep(Condition ready, void* context, int awaited, std::int64_t us) {
+void blink_comm::sleep(Condition ready, void* context, int awaited, std::int64_t us, bool streams) {
   blink::Bell& bell = segment_.rank(rank_).bell;
   const std::uint32_t seen = bell.rings.load(std::memory_order_acquire);
   // Another thread of this rank may sleep on the same bell. If both set this at once, one of them misses its wake-up,
@@ -391,7 +437,13 @@ void blink_comm::sleep(Condition ready, void* context, int awaited, std::int64_t
   bell.sleeping.fetch_add(1, std::memory_order_seq_cst);
   // Pairs with the fence in wake(): either the waker sees the sleeper, or the sleeper sees the store.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!ready(context)) futex_wait(bell.rings, seen, std::min(kSleepUs, us));
+  if (!ready(context)) {
+    if (network_ != nullptr && !streams) {
+      network_->sleep(bells_[static_cast<std::size_t>(rank_)], std::min(kSleepUs, us));
+    } else {
+      futex_wait(bell.rings, seen, std::min(kSleepUs, us));
+    }
+  }
   bell.sleeping.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -404,7 +456,7 @@ int blink_comm::wait_stream_long(Condition ready, void* context, int peer, std::
     if (now - began < kStreamYieldUs) {
       sched_yield();
     } else {
-      sleep(ready, context, -1, wait_us - (now - began));
+      sleep(ready, context, -1, wait_us - (now - began), true);
     }
     now = now_us();
     if (now - looked < kLookAroundUs) continue;
@@ -560,6 +612,7 @@ void blink_comm::show_secret() {
 
 bool blink_comm::can_cross() const {
   for (int peer = 0; peer < size(); ++peer) {
+    if (is_remote(peer)) continue;
     const blink::Life& theirs = segment_.rank(peer).life;
     // In another PID namespace the number belongs to another process, which must not be read.
     if (theirs.processes.load(std::memory_order_relaxed) != life().processes.load(std::memory_order_relaxed)) return false;
@@ -665,7 +718,6 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
   life.pid.store(getpid());
   life.processes.store(own_processes());
   comm->show_secret();
-  if (fd >= 0) comm->populate();
   blink::prepare_copies();
   life.joined.store(blink::kJoined, std::memory_order_release);
   return comm;
@@ -705,7 +757,7 @@ void blink_get_stats(blink_comm* comm, blink_stats* stats) {
   const blink::Counters& c = comm->stats();
   *stats = {c.calls.count(),        c.messages.count(),     c.message_bytes.count(), c.inline_bytes.count(),
             c.staged_bytes.count(), c.direct_read_bytes.count(), c.direct_write_bytes.count(),  c.crossed_bytes.count(),
-            c.stepwise.count(),     c.yields.count(),       c.sleeps.count()};
+            c.network_bytes.count(), c.stepwise.count(),    c.yields.count(),            c.sleeps.count()};
 }
 
 int blink_record(blink_comm* comm, int64_t events, int64_t least_bytes) {

@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "blink/host.h"
+#include "network.h"
 #include "recorder.h"
+#include "remote_streams.h"
 #include "segment.h"
 
 namespace blink {
@@ -49,7 +52,7 @@ class Counter {
 // The counters behind blink_stats.
 struct Counters {
   Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_read_bytes, direct_write_bytes,
-      crossed_bytes, stepwise, yields, sleeps;
+      crossed_bytes, network_bytes, stepwise, yields, sleeps;
 };
 
 // The data that a rank publishes at the beginning of a call.
@@ -82,6 +85,19 @@ struct blink_comm {
   blink::Recorder& recorder() { return recorder_; }
   const blink::Recorder& recorder() const { return recorder_; }
 
+  // `network` reaches ranks on other hosts; ranks of this host write to `bell` to wake this one.
+  void set_network(std::unique_ptr<blink::Network> network, std::unique_ptr<blink::RemoteStreams> streams, int bell);
+  void connect(int peer, const void* address, const void* stream_address);
+  void set_bell(int peer, int bell) { bells_[static_cast<std::size_t>(peer)] = bell; }
+  blink::Network* network() const { return network_.get(); }
+  blink::RemoteStreams& streams() const { return *streams_; }
+  bool is_remote(int peer) const { return network_ != nullptr && network_->worker().reaches(peer); }
+  bool has_failed() const { return segment_.header().failed.load(std::memory_order_acquire) != 0; }
+  // The code of an ended stream: an earlier failure of the communicator, or a broken connection to `peer`.
+  int stream_end(int peer);
+  // Detects different calls and, for `awaited`, a broken connection. Returns 0 or a code.
+  int check_network(int awaited);
+
   // Begins the next call, whose clock is running: waits for a free bank, then publishes the call. Returns 0 or a code.
   int begin(const blink::Call& call);
   void finish();
@@ -109,6 +125,7 @@ struct blink_comm {
         return BLINK_OK;
       }
       if (i == kSpinsUnrecorded && recorder_.on()) since = recorder_.now();
+      if (network_ != nullptr) network_->progress();
       blink::relax();
     }
     if (since == 0 && recorder_.on() && !polling_) since = recorder_.now();
@@ -209,7 +226,7 @@ struct blink_comm {
   int ended_elsewhere() {
     return segment_.header().failed.load(std::memory_order_acquire) == 0 ? BLINK_OK : failed_elsewhere();
   }
-  void sleep(Condition ready, void* context, int awaited, std::int64_t us);
+  void sleep(Condition ready, void* context, int awaited, std::int64_t us, bool streams = false);
   int failed_elsewhere();
   blink_error failure(int code, const blink::Site& site, int peer, const char* text) const;
   int keep(const blink_error& error);
@@ -261,4 +278,7 @@ struct blink_comm {
   std::uint8_t secret_[sizeof(blink::Header::token)] = {};
   blink::Counters stats_;
   blink::Recorder recorder_;
+  std::unique_ptr<blink::Network> network_;
+  std::unique_ptr<blink::RemoteStreams> streams_;
+  std::vector<int> bells_;  // eventfds by rank; -1: none
 };

@@ -28,6 +28,7 @@ blink_op::blink_op(blink_comm& comm, std::unique_ptr<const blink::Tables> tables
       received_(static_cast<std::size_t>(tables_.numbers.queue_count), 0),
       sent_(tables_.rings.size(), 0) {
   for (const blink_ring& ring : tables_.rings) drains_ = drains_ || ring.drain != 0;
+  if (comm_.network() != nullptr) make_inboxes();
 }
 
 blink::Site blink_op::site(std::int32_t waits, const blink_role& role, int peer, std::int64_t chunk) const {
@@ -100,9 +101,9 @@ int blink_op::prepare(const void* input, void* output, bool scaled, double scale
   output_ = static_cast<unsigned char*>(output);
   scaled_ = scaled;
   scale_ = scale;
-  const bool in_place = is_in_place(input_, output_);
-  const bool lends_input = !scaled && (!in_place || t.direct_read_in_place);
-  const bool lends_output = !in_place || t.direct_write_in_place;
+  in_place_ = is_in_place(input_, output_);
+  const bool lends_input = !scaled && (!in_place_ || t.direct_read_in_place);
+  const bool lends_output = !in_place_ || t.direct_write_in_place;
   call_ = {t.signature, t.what, t.count, kNowhere, kNowhere, t.input_bytes, t.output_bytes};
   if (lends_input) call_.input = routes_.place_to_lend(input_, t.input_bytes, tables_.lends_input);
   if (lends_output) call_.output = routes_.place_to_lend(output_, t.output_bytes, tables_.lends_output);
@@ -130,6 +131,7 @@ int blink_op::run_from_position() {
   if (!at_.begun) {
     if (const int code = comm_.begin(call_)) return code;
     at_.begun = true;
+    if (comm_.network() != nullptr) begin_messages();
   }
   int code = run_ticks();
   if (code == BLINK_OK) code = drain();
@@ -137,6 +139,7 @@ int blink_op::run_from_position() {
     comm_.finish();
   } else if (code != BLINK_AGAIN) {
     comm_.await_writers();
+    if (comm_.network() != nullptr) comm_.network()->shut(false);
   }
   return code;
 }
@@ -175,7 +178,7 @@ int blink_op::drain() {
     const blink_ring& ring = tables_.rings[number];
     if (ring.drain == 0 || sent_[number] == 0 || !routes_.exports(ring)) continue;
     for (const blink_reader& reader : tables_.readers_of(ring)) {
-      if (routes_.writes(ring, reader, 0)) continue;
+      if (routes_.writes(ring, reader, 0) || comm_.is_remote(static_cast<int>(reader.rank))) continue;
       const blink::Line& ack = line(comm_.rank(), reader.ack_line);
       const std::uint64_t wanted = stamp(sent_[number]);
       const int code = comm_.wait([&] { return ack.value.load(std::memory_order_acquire) >= wanted; },
@@ -183,22 +186,112 @@ int blink_op::drain() {
       if (code != BLINK_OK) return code;
     }
   }
-  return BLINK_OK;
+  blink::Network* network = comm_.network();
+  if (network == nullptr) return BLINK_OK;
+  const int code = comm_.wait([&] { return network->settled(); }, blink::Site{BLINK_WAITS_READER});
+  if (code == BLINK_OK) network->end();
+  return code == BLINK_OK ? comm_.check_network(-1) : code;
+}
+
+// ---- between hosts
+
+void blink_op::make_inboxes() {
+  inbox_of_.assign(static_cast<std::size_t>(tables_.numbers.queue_count), kNone);
+  posted_.resize(tables_.readers.size());
+  std::vector<std::size_t> messages(inbox_of_.size(), 0);
+  for (const blink_role& role : tables_.roles) {
+    for (const blink_receive& receive : tables_.receives_of(role)) {
+      messages[static_cast<std::size_t>(receive.queue)] += static_cast<std::size_t>(role.chunks);
+    }
+  }
+  std::vector<int> takers(inbox_of_.size(), 0);
+  for (std::size_t number = 0; number < tables_.roles.size(); ++number) {
+    const blink_role& role = tables_.roles[number];
+    for (const blink_receive& receive : tables_.receives_of(role)) {
+      const auto queue = static_cast<std::size_t>(receive.queue);
+      if (!comm_.is_remote(static_cast<int>(receive.rank))) continue;
+      if (++takers[queue] > 1) {
+        keeper_of_[static_cast<std::size_t>(inbox_of_[queue])] = kNone;
+        continue;
+      }
+      inbox_of_[queue] = static_cast<std::int64_t>(inboxes_.all.size());
+      inboxes_.all.emplace_back(static_cast<std::int32_t>(receive.rank), static_cast<std::uint32_t>(receive.ack_line),
+                                messages[queue], static_cast<std::size_t>(receive.slots),
+                                static_cast<std::size_t>(receive.stride));
+      inboxes_.places[inboxes_.all.back().name()] = inboxes_.all.size() - 1;
+      const bool keeps = role.receives == 1 && role.source == kNowhere && role.target != kNowhere && role.divisor <= 1;
+      keeper_of_.push_back(keeps ? static_cast<std::int64_t>(number) : kNone);
+    }
+  }
+}
+
+// Messages may arrive in this rank's output early, under the same condition as direct writes by ranks of its host.
+void blink_op::begin_messages() {
+  const blink_tables& t = tables_.numbers;
+  const std::size_t item = tables_.kernel->itemsize;
+  for (std::size_t i = 0; i < inboxes_.all.size(); ++i) {
+    const blink_role* keeper = keeper_of_[i] == kNone ? nullptr : &tables_.roles[static_cast<std::size_t>(keeper_of_[i])];
+    const bool stays = keeper != nullptr && tables_.receive(*keeper, 0).direct_write != 0 && t.direct_write_in_place != 0;
+    if (keeper == nullptr || (in_place_ && !stays)) {
+      inboxes_.all[i].begin(nullptr, 0, 0);
+      continue;
+    }
+    const blink_role& role = *keeper;
+    inboxes_.all[i].begin(output_ + role.target, static_cast<std::size_t>(t.chunk_elements) * item,
+                          static_cast<std::size_t>(role.length) * item);
+  }
+  for (auto& sent : posted_) sent.clear();
+  comm_.network()->begin({comm_.sequence(), t.signature, t.what, t.count, 0, 0, comm_.rank(), 0}, inboxes_);
+}
+
+bool blink_op::has_remote_readers(const blink_ring& ring) const {
+  if (posted_.empty()) return false;
+  const auto readers = tables_.readers_of(ring);
+  return std::any_of(readers.begin(), readers.end(),
+                     [this](const blink_reader& reader) { return comm_.is_remote(static_cast<int>(reader.rank)); });
+}
+
+// A kept value stays in the output until the end of the call, and so does the input, except in place.
+const unsigned char* blink_op::kept_message(const blink_role& role, const blink_ring& ring, const Chunk& chunk) const {
+  if (role.target != kNowhere) return output_ + role.target + chunk.bytes_before;
+  const bool is_input = role.receives == 0 && role.source != kNowhere && role.divisor <= 1 && !scaled_;
+  const bool stays = ring.direct_read == BLINK_READ_INPUT && tables_.numbers.direct_read_in_place != 0;
+  if (!is_input || (in_place_ && !stays)) return nullptr;
+  return input_ + role.source + chunk.bytes_before;
+}
+
+void blink_op::send(const blink_role& role, const blink_ring& ring, const Chunk& chunk, std::uint64_t number) {
+  const unsigned char* message = kept_message(role, ring, chunk);
+  if (message == nullptr) message = routes_.slot(ring, number);
+  for (const blink_reader& reader : tables_.readers_of(ring)) {
+    if (!comm_.is_remote(static_cast<int>(reader.rank))) continue;
+    posted_[static_cast<std::size_t>(&reader - tables_.readers.data())].push_back(
+        &comm_.network()->send(static_cast<int>(reader.rank), static_cast<std::uint32_t>(reader.ack_line),
+                               static_cast<std::uint32_t>(number), message, chunk.bytes));
+  }
 }
 
 // ---- large messages: rings, or the ranks' own buffers
 
-bool blink_op::available(const blink_receive& r) const {
+bool blink_op::available(const blink_receive& r) {
+  if (const blink::Inbox* from = inbox(r)) return from->has(received_[static_cast<std::size_t>(r.queue)]);
   const std::uint64_t wanted = stamp(received_[static_cast<std::size_t>(r.queue)] + 1);
   return line(r.rank, r.line).value.load(std::memory_order_acquire) >= wanted;
 }
 
 int blink_op::holder_of_slot(const blink_ring& ring, std::uint64_t sent) const {
   const auto slots = static_cast<std::uint64_t>(ring.slots);
-  if (sent < slots || routes_.exports(ring)) return -1;
+  if (sent < slots) return -1;
+  const bool exports = routes_.exports(ring);
   const std::uint64_t wanted = stamp(sent + 1 - slots);
   for (const blink_reader& reader : tables_.readers_of(ring)) {
-    if (!routes_.writes(ring, reader, 0) &&
+    if (comm_.is_remote(static_cast<int>(reader.rank))) {
+      if (!posted_[static_cast<std::size_t>(&reader - tables_.readers.data())][sent - slots]->done) {
+        return static_cast<int>(reader.rank);
+      }
+      continue;
+    }
+    if (!exports && !routes_.writes(ring, reader, 0) &&
         line(comm_.rank(), reader.ack_line).value.load(std::memory_order_acquire) < wanted) {
       return static_cast<int>(reader.rank);
     }
@@ -261,6 +354,7 @@ void blink_op::publish(const blink_role& role, const Chunk& chunk, std::int64_t 
   for (const std::int64_t ring : tables_.sends_of(role)) {
     const std::uint64_t count = ++sent_[static_cast<std::size_t>(ring)];
     line(comm_.rank(), tables_.ring(ring).line).value.store(stamp(count), std::memory_order_release);
+    if (has_remote_readers(tables_.ring(ring))) send(role, tables_.ring(ring), chunk, count - 1);
   }
   for (std::int64_t i = acknowledged; i < role.receives; ++i) acknowledge(tables_.receive(role, i), chunk);
   wake_readers(role);
@@ -285,6 +379,13 @@ void blink_op::acknowledge(const blink_receive& r, const Chunk& chunk) {
   blink::Counters& stats = comm_.stats();
   ++stats.messages;
   stats.message_bytes += chunk.bytes;
+  if (blink::Inbox* from = inbox(r)) {
+    stats.network_bytes += chunk.bytes;
+    ++received_[static_cast<std::size_t>(r.queue)];
+    from->take();
+    comm_.network()->go_on();
+    return;
+  }
   const bool written = routes_.is_written(r, chunk.index), read = !written && routes_.reads_direct(r, chunk.index);
   (written ? stats.direct_write_bytes : read ? stats.direct_read_bytes : stats.staged_bytes) += chunk.bytes;
   if (written ? routes_.output_is_private() : read && routes_.reads_private(r, chunk.index)) {
@@ -330,7 +431,9 @@ int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
     if (const int code = comm_.await_entry(peer)) return code;
     const blink::Site at = site(BLINK_WAITS_MESSAGE, role, peer, chunk.index);
     if (const int code = comm_.wait([&] { return available(receive); }, at)) return code;
-    if (routes_.reads_private(receive, chunk.index)) {
+    if (const blink::Inbox* from = inbox(receive)) {
+      add(from->message(received_[static_cast<std::size_t>(receive.queue)]), false);
+    } else if (routes_.reads_private(receive, chunk.index)) {
       if (const int code = read_private(role, receive, chunk, 0, fetched, chunk.bytes)) return code;
       add(fetched, false);
     } else if (!routes_.is_written(receive, chunk.index)) {
@@ -373,6 +476,10 @@ int blink_op::collect_sources(const blink_role& role, const Chunk& chunk, std::i
     }
     if (i == role.receives) break;
     const blink_receive& receive = tables_.receive(role, i);
+    if (const blink::Inbox* from = inbox(receive)) {
+      sources_.push_back(from->message(received_[static_cast<std::size_t>(receive.queue)]));
+      continue;
+    }
     if (routes_.is_written(receive, chunk.index)) continue;
     if (routes_.reads_private(receive, chunk.index)) {
       private_sources_.push_back({sources_.size(), &receive});
@@ -392,15 +499,17 @@ int blink_op::collect_targets(const blink_role& role, const Chunk& chunk) {
   collect_own_target(role, chunk.bytes_before);
   for (const std::int64_t number : tables_.sends_of(role)) {
     const blink_ring& ring = tables_.ring(number);
-    bool staged = false;
+    bool staged = false, sends_slot = false;
     for (const blink_reader& reader : tables_.readers_of(ring)) {
-      if (!routes_.writes(ring, reader, chunk.index)) {
+      if (comm_.is_remote(static_cast<int>(reader.rank))) {
+        sends_slot = sends_slot || kept_message(role, ring, chunk) == nullptr;
+      } else if (!routes_.writes(ring, reader, chunk.index)) {
         staged = true;
       } else if (!collect_write(reader, chunk)) {
         return not_lent(role, static_cast<int>(reader.rank), chunk.index);
       }
     }
-    if (staged && !routes_.exports(ring)) targets_.push_back(routes_.slot(ring, sent_[static_cast<std::size_t>(number)]));
+    if (sends_slot || (staged && !routes_.exports(ring))) targets_.push_back(routes_.slot(ring, sent_[static_cast<std::size_t>(number)]));
   }
   return BLINK_OK;
 }
@@ -614,6 +723,7 @@ int blink_op::execute_inline(const blink_role& role) {
 extern "C" {
 
 blink_op* blink_op_create(blink_comm* comm, const blink_tables* tables) {
+  if (comm->network() != nullptr && tables->inline_messages != 0) return nullptr;  // flags need shared memory
   auto read = blink::read_tables(*tables, comm->segment().shape(), comm->rank());
   return read == nullptr ? nullptr : new blink_op(*comm, std::move(read));
 }

@@ -53,7 +53,7 @@ struct blink_op {
 
   // Conditions that an execution waits for.
   int await_readers_entry(const blink_role& role);
-  bool available(const blink_receive& receive) const;
+  bool available(const blink_receive& receive);
   int holder_of_slots(const blink_role& role) const;
   bool has_slots(const blink_role& role) const { return holder_of_slots(role) < 0; }
   // A reader that has not read the message in the next slot; -1: the slot is free.
@@ -74,6 +74,18 @@ struct blink_op {
   void copy_result(void* target, const void* source, std::size_t bytes) const;
   void combine(const blink_role& role, const std::vector<const void*>& sources, const std::vector<void*>& targets,
                std::size_t bytes, std::int32_t own);
+
+  // Messages between hosts.
+  void make_inboxes();
+  void begin_messages();
+  blink::Inbox* inbox(const blink_receive& receive) {
+    const std::int64_t place = inbox_of_.empty() ? kNone : inbox_of_[static_cast<std::size_t>(receive.queue)];
+    return place == kNone ? nullptr : &inboxes_.all[static_cast<std::size_t>(place)];
+  }
+  bool has_remote_readers(const blink_ring& ring) const;
+  // The place of an execution's message for other hosts in this rank's own buffers; nullptr: it is in the ring's slot.
+  const unsigned char* kept_message(const blink_role& role, const blink_ring& ring, const Chunk& chunk) const;
+  void send(const blink_role& role, const blink_ring& ring, const Chunk& chunk, std::uint64_t number);
 
   // Notifications to the other ranks.
   void publish(const blink_role& role, const Chunk& chunk, std::int64_t acknowledged);
@@ -100,13 +112,20 @@ struct blink_op {
   blink::Routes routes_;
   bool drains_ = false;  // at its end a call may have to wait for readers of its buffers
 
+  // Between hosts: the inbox of each queue, or kNone; per inbox the role that alone takes its messages and only keeps them,
+  // or kNone; and per row of readers the messages sent to them.
+  static constexpr std::int64_t kNone = -1;
+  blink::Inboxes inboxes_;
+  std::vector<std::int64_t> inbox_of_, keeper_of_;
+  std::vector<std::vector<const blink::Network::Sent*>> posted_;
+
   std::vector<std::unique_ptr<blink_op>> variants_;  // in addition to this operation;
   std::unique_ptr<blink::VariantChoice> choice_;     // null without variants
 
   // State of the current call.
   const unsigned char* input_ = nullptr;
   unsigned char* output_ = nullptr;
-  bool scaled_ = false;
+  bool scaled_ = false, in_place_ = false;
   double scale_ = 1.0;
   bool past_caches_ = false;  // copies of results bypass the caches;
   std::vector<std::uint64_t> received_;  // per queue;

@@ -16,6 +16,15 @@ void in_pieces(std::uint64_t at, std::uint64_t bytes, std::uint64_t size, Piece 
   if (bytes > first) piece(std::uint64_t{0}, first, bytes - first);
 }
 
+// Result of a stream between hosts: the bytes moved, or a code below 0.
+template <class Move>
+std::int64_t remote(blink_comm& comm, int peer, Move move) {
+  if (comm.has_failed()) return -comm.stream_end(peer);
+  const std::int64_t moved = move([&comm] { return comm.has_failed(); });
+  if (moved == blink::RemoteStreams::kLost || (moved == 0 && comm.has_failed())) return -comm.stream_end(peer);
+  return moved;
+}
+
 bool valid(const blink_comm* comm, std::int32_t peer, std::int64_t bytes) {
   return comm != nullptr && peer >= 0 && peer < comm->size() && peer != comm->rank() && bytes > 0;
 }
@@ -25,6 +34,11 @@ bool valid(const blink_comm* comm, std::int32_t peer, std::int64_t bytes) {
 extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes,
                                       int64_t wait_us) {
   if (!valid(comm, peer, bytes)) return -BLINK_INVALID;
+  if (comm->is_remote(peer)) {
+    return remote(*comm, peer, [&](const auto& ended) {
+      return comm->streams().write(peer, data, static_cast<std::size_t>(bytes), wait_us, ended);
+    });
+  }
   const blink::Segment& segment = comm->segment();
   const auto size = static_cast<std::uint64_t>(segment.shape().stream_bytes);
   blink::Stream& stream = segment.stream(comm->rank(), peer);
@@ -46,12 +60,23 @@ extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void
   return static_cast<std::int64_t>(moved);
 }
 
+extern "C" int64_t blink_stream_flush(blink_comm* comm, int32_t peer, int64_t wait_us) {
+  if (!valid(comm, peer, 1)) return -BLINK_INVALID;
+  if (!comm->is_remote(peer)) return 1;
+  return remote(*comm, peer, [&](const auto& ended) { return comm->streams().flush(peer, wait_us, ended); });
+}
+
 extern "C" void blink_stream_show(blink_comm* comm, int32_t peer, int64_t tag, int64_t since_us) {
   comm->show_stream(peer, tag, since_us);
 }
 
 extern "C" int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us) {
   if (!valid(comm, peer, bytes)) return -BLINK_INVALID;
+  if (comm->is_remote(peer)) {
+    return remote(*comm, peer, [&](const auto& ended) {
+      return comm->streams().read(peer, data, static_cast<std::size_t>(bytes), wait_us, ended);
+    });
+  }
   const blink::Segment& segment = comm->segment();
   const auto size = static_cast<std::uint64_t>(segment.shape().stream_bytes);
   blink::Stream& stream = segment.stream(peer, comm->rank());

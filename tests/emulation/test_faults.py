@@ -137,7 +137,7 @@ def part_that_one_leaves(comm: Communicator) -> float:
         raise KeyboardInterrupt
 
     if comm.rank == 2:
-        with patch.object(host_group, "_share_memory", hang_up), pytest.raises(KeyboardInterrupt):
+        with patch.object(host_group, "share_memory", hang_up), pytest.raises(KeyboardInterrupt):
             comm.split(0)
     else:
         with pytest.raises(PeerLostError, match="rank 2"):
@@ -171,7 +171,7 @@ def hears_while_joining(url: str, rank: int, size: int) -> tuple[float, int, int
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("point", ["_share_memory", "process_heap", "Endpoint", "_map_heap", "_Memory", "barrier"])
+@pytest.mark.parametrize("point", ["share_memory", "process_heap", "Endpoint", "_map_heap", "HostMemory", "barrier"])
 def test_a_rank_that_dies_while_the_group_is_made(tmp_path: Path, start: Start, point: str, victim: int) -> None:
     """After the meeting: before memory is shared, before joining it, and before the first call."""
     url = f"file://{tmp_path}/store"

@@ -49,6 +49,8 @@ Array = NDArray[Any]
 #: Bytes of a stream for point-to-point messages, per ordered pair of ranks.
 STREAM_BYTES = 64 * 1024
 _MOST_CHUNK_BYTES = 1 << 62
+#: Room for the address of a rank's networks, which has some hundred bytes for each interface.
+_ADDRESS_BYTES = 1 << 20
 #: Most bound plans that are kept to explain recorded calls; the oldest are dropped first.
 _MOST_BOUND = 4096
 
@@ -114,6 +116,28 @@ class Endpoint:
         code = self._library.blink_set_heap(self.handle, rank, address or None, fd, size)
         if code != native.OK:
             raise CommunicationError(f"the {size} bytes of rank {rank}'s shared tensors cannot be mapped (code {code})")
+
+    def open_network(self, library: str, bell: int) -> bytes:
+        """Open the networks of this host with UCX's ``library``; return the address for peers on other hosts.
+
+        ``bell`` is an eventfd of this rank. UnsupportedError with UCX's reason where it cannot be used.
+        """
+        error, room = native.Error(), c.create_string_buffer(_ADDRESS_BYTES)
+        network = self._library.blink_network_open(library.encode(), c.byref(error))
+        if not network:
+            raise UnsupportedError(error.text.decode(errors="replace"))
+        nbytes: int = self._library.blink_network_address(network, room, len(room))
+        self._library.blink_set_network(self.handle, network, bell)
+        return room.raw[:nbytes]
+
+    def connect(self, rank: int, address: bytes) -> None:
+        """``rank`` is on another host, at what its :meth:`open_network` returned."""
+        if self._library.blink_connect(self.handle, rank, address, len(address)) != native.OK:
+            raise CommunicationError(f"rank {rank} sent {len(address)} bytes that are no address")
+
+    def set_bell(self, rank: int, bell: int) -> None:
+        """The eventfd of another rank of this host."""
+        self._library.blink_set_bell(self.handle, rank, bell)
 
     def close(self) -> None:
         """Leave, and notify the other ranks. Close every :class:`NativeOp` of this endpoint first."""

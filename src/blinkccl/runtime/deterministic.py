@@ -1,11 +1,10 @@
 """Deterministic summation: the same order of summands for every element and size, agreed by all ranks of a group.
 
-Among the ranks of one host the order is ``0+1+2+…``. Most programs there have it without the option, because stars and
-one-shot reduce by rank. In a deterministic group every program is proved to have that order before it runs
-(:mod:`blinkccl.schedule.order`); if a measured table selects another program, the built-in one is used instead. Over
-several hosts the order is ``(ranks of host 0)+(ranks of host 1)+…`` for every call
-(:mod:`~blinkccl.runtime.three_phases`). So an AllReduce, a Reduce and a ReduceScatter give the same bits for the same
-contributions, in buffers of any length, at any place.
+The order is ``0+1+2+…``, on one host and on several. Most programs of one host have it without the option, because
+stars and one-shot reduce by rank. In a deterministic group every program is proved to have that order before it runs
+(:mod:`blinkccl.schedule.order`); if a measured table selects another program, the built-in one is used instead, and on
+several hosts only stars and one-shot are candidates. So an AllReduce, a Reduce and a ReduceScatter give the same bits
+for the same contributions, in buffers of any length, at any place.
 """
 
 from __future__ import annotations

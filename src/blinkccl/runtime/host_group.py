@@ -52,13 +52,17 @@ MAX_RANKS = 250
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
-    """The memory that a group shares: the mapped segment, the descriptors that keep it, and the heaps."""
+class HostMemory:
+    """The memory that the ranks of a host share: the mapped segment, the descriptors that keep it, and the heaps.
+
+    ``bells`` are eventfds by rank, which wake a rank that sleeps on its network.
+    """
 
     mapped: mmap.mmap
     address: int
     descriptors: list[int]
     endpoint: Endpoint
+    bells: dict[int, int]
 
     def close(self) -> None:
         self.endpoint.close()
@@ -97,7 +101,8 @@ class HostGroup(Group):
         self.peers = bootstrap.peers
         self.deterministic = bootstrap.peers[self.rank].deterministic
         python_line.offer()
-        self._memory = _share_memory(bootstrap, self.rank, self._area, deadline)
+        _check_hosts(self.peers)
+        self._memory = share_memory(bootstrap, range(self.size), self.rank, self.size, self._area, deadline)
         self._endpoint = self._memory.endpoint
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s)
         self._timeline = timeline.start(self._endpoint, os.environ)
@@ -306,39 +311,53 @@ def meet(
     return join(store, prefix, rank, size, secrets.token_bytes(_TOKEN_BYTES), deadline, look, deterministic)
 
 
-def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) -> _Memory:
-    """Map rank 0's new segment, and the heaps of all ranks."""
-    peers = bootstrap.peers
-    _check_hosts(peers)
+def share_memory(
+    bootstrap: Bootstrap,
+    members: Sequence[int],
+    rank: int,
+    size: int,
+    area: Area,
+    deadline: float,
+    with_bells: bool = False,
+) -> HostMemory:
+    """Map the new segment of the first of ``members``, and the heaps of all of them.
+
+    ``members`` are the ranks of this host among the ``size`` of a group, in the order in which ``bootstrap`` has them.
+    """
+    peers, place = bootstrap.peers, members.index(rank)
     token = peers[0].payload
-    shape = shape_of(len(peers), area, STREAM_BYTES)
+    shape = shape_of(size, area, STREAM_BYTES)
     length = segment_bytes(shape)
     with ExitStack() as undo:
         own = [process_heap().fd]
-        if rank == 0:
+        if with_bells:
+            own.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            undo.callback(os.close, own[-1])
+        if place == 0:
             own.append(_new_segment(length, shape, token))
-            undo.callback(os.close, own[1])
+            undo.callback(os.close, own[-1])
         _, files = bootstrap.all_gather(b"", deadline, own)
         undo.pop_all()
     with ExitStack() as undo:
         # Before the segment is locked, because closing a second descriptor of a file releases its locks.
-        _close_all_files(files[rank])
-        files[rank] = own
+        _close_all_files(files[place])
+        files[place] = own
         descriptors = [fd for of_rank in files for fd in of_rank if fd != own[0]]
         undo.callback(_close_all_files, descriptors)
-        segment = files[0][1]
+        segment = files[0][-1]
         mapped = _mapped(segment, length, rank)
         undo.callback(mapped.close)
         address = c.addressof((c.c_char * 1).from_buffer(mapped))
         endpoint = Endpoint(address, length, rank, token, -1 if _share_process(peers) else segment)
         undo.callback(endpoint.close)
         undo.push(bootstrap)  # reports the reason before the others detect that this rank has left
-        for peer, of_rank in enumerate(files):
+        for peer, of_rank in zip(members, files, strict=True):
             _map_heap(endpoint, peer, rank, of_rank[0])
         # Until here the rank's connection shows that it is alive, from now on its lock on the segment.
         bootstrap.all_gather(b"", deadline)
         undo.pop_all()
-        return _Memory(mapped, address, descriptors, endpoint)
+        bells = {peer: of_rank[1] for peer, of_rank in zip(members, files, strict=True)} if with_bells else {}
+        return HostMemory(mapped, address, descriptors, endpoint, bells)
 
 
 def _new_segment(length: int, shape: Shape, token: bytes) -> int:

@@ -1,26 +1,17 @@
 """Failures among ranks on several hosts: every rank of a group gets the same message with the first cause.
 
-*Before the network is made* the first rank of each host listens at the address that the network will use, and connects
-to those of all other hosts (:func:`check_paths`). A library would try that too, but would wait long and name no rank.
-
-*While the group lives* (:class:`Monitor`) every rank gets a cause within half a second. The connections of the
-bootstrap stay open, and a thread of each rank runs a round of it a few times a second. So rank 0 notices a closed
-connection and reports it, and every rank notices the loss of rank 0. In each round a rank also sends its current call.
-This detects ranks that make different calls, and names the missing ranks after a timeout.
+Every rank gets a cause within half a second. The connections of the bootstrap stay open, and a thread of each rank runs
+a round of it a few times a second. So rank 0 notices a closed connection and reports it, and every rank notices the
+loss of rank 0. In each round a rank also sends its current call. This detects ranks that make different calls, and
+names the missing ranks after a timeout.
 """
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import platform
-import selectors
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -33,7 +24,6 @@ from blinkccl.errors import (
     RendezvousTimeout,
 )
 from blinkccl.runtime.bootstrap import Bootstrap
-from blinkccl.runtime.hierarchy import Hosts
 
 #: Seconds between two rounds.
 INTERVAL_S = 0.2
@@ -52,6 +42,9 @@ class Word(msgspec.Struct, frozen=True):
     #: Its argument of :meth:`Monitor.agree`, and the number of calls of that.
     payload: bytes = b""
     agreements: int = 0
+
+
+_WORDS = msgspec.msgpack.Decoder(Word)
 
 
 class Monitor:
@@ -176,93 +169,3 @@ class Monitor:
                     f"ranks disagree on call {word.calls}: rank {other} calls {self._words[other].call}, rank {rank} "
                     f"calls {word.call}; all ranks make the same calls in the same order"
                 )
-
-
-# ---- before the network is made
-
-#: Timeout of a connection in seconds, but at most a third of the deadline.
-REACH_S = 5.0
-_SHOWN = 4
-
-
-class RankPlace(msgspec.Struct, frozen=True):
-    """The address at which a rank listens; ``problem`` is the reason if it cannot."""
-
-    host: str
-    address: str
-    port: int = 0
-    problem: str = ""
-
-
-def check_paths(hosts: Hosts, rank: int, own: str, timeout_s: float, exchange: Callable[[bytes], list[bytes]]) -> None:
-    """Check the paths between hosts; all ranks call it. ``own`` is this rank's address, ``exchange`` an all_gather.
-
-    Raises CommunicationError, on all ranks, that names pairs of ranks without a path between their hosts.
-    """
-    firsts = [members[0] for members in hosts.members]
-    with ExitStack() as undo:
-        place = RankPlace(platform.node(), own)
-        if rank in firsts:
-            try:
-                family, *_ = socket.getaddrinfo(own, 0, type=socket.SOCK_STREAM)[0]
-                listener = undo.enter_context(socket.create_server((own, 0), family=family, backlog=len(firsts)))
-                address, port, *_ = listener.getsockname()
-                place = msgspec.structs.replace(place, address=address, port=port)
-            except OSError as error:
-                place = msgspec.structs.replace(place, problem=_reason(error.errno))
-        places = [_PLACES.decode(word) for word in exchange(_ENCODER.encode(place))]
-        others = {} if rank not in firsts else {r: places[r] for r in firsts if r != rank and not places[r].problem}
-        problems = _unreached(others, min(REACH_S, timeout_s / 3))
-        gathered = [_PROBLEMS.decode(word) for word in exchange(_ENCODER.encode(problems))]  # no socket closes before
-    faults = [f"{_who(r, places[r])} cannot listen there: {places[r].problem}" for r in firsts if places[r].problem]
-    for r, unreached in enumerate(gathered):
-        faults += [
-            f"{_who(r, places[r])} cannot connect to {_who(peer, places[peer])}: {reason}"
-            for peer, reason in unreached.items()
-        ]
-    if not faults:
-        return
-    more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-    raise CommunicationError(
-        f"{'; '.join(faults[:_SHOWN])}{more}. Every two hosts need a path between these addresses, at all ports: open "
-        "the firewall, or set GLOO_SOCKET_IFNAME on each host to the interface that leads to all hosts"
-    )
-
-
-def _who(rank: int, place: RankPlace) -> str:
-    return f"rank {rank} ({place.address} on {place.host})"
-
-
-def _unreached(places: Mapping[int, RankPlace], timeout_s: float) -> dict[int, str]:
-    """The ranks to which no connection is possible, and the reasons."""
-    failed: dict[int, str] = {}
-    end = time.monotonic() + timeout_s
-    with ExitStack() as undo:
-        selector = undo.enter_context(selectors.DefaultSelector())
-        for rank, place in places.items():
-            family = socket.AF_INET6 if ":" in place.address else socket.AF_INET
-            connection = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            connection.setblocking(False)
-            code = connection.connect_ex((place.address, place.port))
-            if code not in (0, errno.EINPROGRESS):
-                failed[rank] = _reason(code)
-            elif code:
-                selector.register(connection, selectors.EVENT_WRITE, rank)
-        while selector.get_map() and (left_s := end - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                assert isinstance(key.fileobj, socket.socket)
-                if code := key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    failed[key.data] = _reason(code)
-                selector.unregister(key.fileobj)
-        for key in selector.get_map().values():
-            failed[key.data] = f"no answer within {timeout_s:.3g} s"
-    return failed
-
-
-def _reason(code: int | None) -> str:
-    return os.strerror(code) if code else "unknown address"
-
-
-_WORDS = msgspec.msgpack.Decoder(Word)
-_ENCODER = msgspec.msgpack.Encoder()
-_PLACES, _PROBLEMS = msgspec.msgpack.Decoder(RankPlace), msgspec.msgpack.Decoder(dict[int, str])

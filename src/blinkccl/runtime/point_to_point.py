@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -93,9 +94,20 @@ class _Outgoing:
 
 
 class PointToPoint:
-    """One rank's sends and receives; ``timeout_s`` applies to messages without a timeout of their own."""
+    """One rank's sends and receives; ``timeout_s`` is for messages whose call names none.
 
-    def __init__(self, endpoint: Endpoint, rank: int, size: int, timeout_s: float) -> None:
+    ``explain`` maps an error of the native library to the one that the message raises.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        explain: Callable[[BaseException], BaseException] = lambda error: error,
+    ) -> None:
+        self._explain = explain
         self._endpoint = endpoint
         self._library = native.load()
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
@@ -182,8 +194,9 @@ class PointToPoint:
                 parts = (c.addressof(header), _HEADER.size), (message.address, message.nbytes)
                 for address, size in parts:
                     self._move(True, dst, address, size, message.deadline, message.nbytes, message.tag)
+                self._flush(dst, message)
             except BaseException as error:
-                message.future.set_exception(error)
+                message.future.set_exception(self._explain(error))
             else:
                 with self._changed:
                     self._counts["sends"] += 1
@@ -222,6 +235,14 @@ class PointToPoint:
                     f"got {done} of {size} bytes; is rank {peer} stuck?"
                 )
 
+    def _flush(self, dst: int, message: _Outgoing) -> None:
+        """Wait until a message to another host has left this process, because no other thread would send the rest."""
+        while (flushed := self._library.blink_stream_flush(self._endpoint.handle, dst, _SLICE_US)) == 0:
+            if self._closed or time.monotonic() > message.deadline:
+                raise DeadlineError(f"rank {self._rank} could not send the end of a message to rank {dst}")
+        if flushed < 0:
+            raise self._endpoint.failure(-flushed, f"send of {message.nbytes} bytes to rank {dst}")
+
     def _receive_all(self, src: int) -> None:
         header = c.create_string_buffer(_HEADER.size)
         try:
@@ -233,8 +254,9 @@ class PointToPoint:
                 self._take(src, tag, nbytes)
                 self._finished("receive", src)
         except BaseException as error:
+            cause = self._explain(error)
             with self._changed:
-                self._ended[src] = error
+                self._ended[src] = cause
                 lost = self._hopeless()
             self._finished("receive", src)
             _fail(lost)
@@ -261,7 +283,7 @@ class PointToPoint:
             try:
                 self._read(src, receive.address, nbytes, receive.deadline)
             except BaseException as error:
-                receive.future.set_exception(error)
+                receive.future.set_exception(self._explain(error))
                 raise
             receive.future.set_result(src)
             return

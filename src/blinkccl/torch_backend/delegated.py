@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.runtime.network import torch_backend
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.memory import SharedBlocks
 
@@ -89,11 +88,40 @@ class DelegatedGroup:
             self._group = dist.ProcessGroup(store, self._rank, self._size)
             self._group._set_default_backend(dist.Backend.backend_type_map[name])
         try:
-            backend = torch_backend(name, store, self._rank, self._size, self._timeout, self._global_ranks, group_name)
+            backend = _made(name, store, self._rank, self._size, self._timeout, self._global_ranks, group_name)
         except UnsupportedError as error:
             raise for_torch(error) from error
         self._group._register_backend(torch.device(device), dist.Backend.backend_type_map[name], backend)
         return backend
+
+
+def _made(
+    name: str, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: list[int], group_name: str
+) -> Any:
+    """A backend object of torch; UnsupportedError if it cannot be made beside ours."""
+    plugin = dist.Backend._plugins.get(name.upper())  # from torch 2.14 on all are plugins
+    if plugin is not None and name != "blink":
+        if not plugin.extended_api:
+            return plugin.creator_fn(store, rank, size, timeout)
+        options = distributed_c10d._DistributedBackendOptions()
+        options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
+        options.group_id, options.global_ranks_in_group = group_name, global_ranks
+        return plugin.creator_fn(options, None)
+    if name == "gloo" and dist.is_gloo_available():
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    if name == "ucc" and dist.is_ucc_available():
+        return dist.ProcessGroupUCC(store, rank, size, timeout)
+    if name == "mpi" and dist.is_mpi_available():
+        return dist.ProcessGroupMPI.create(global_ranks)
+    if name == "nccl" and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        options.global_ranks_in_group, options.group_name = global_ranks, group_name
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    raise UnsupportedError(
+        f"backend blink cannot make a backend {name!r} beside itself here; it can make gloo, ucc, mpi, NCCL and what "
+        "is registered with torch, where torch was built with them"
+    )
 
 
 def _who(named: dict[str, str], device: str) -> str:

@@ -63,6 +63,6 @@ def test_checks_of_signals_change_no_tree(monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_the_library_a_plan_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blinkccl.native.find_library", lambda *_: None)
     native_flows.load.cache_clear()
-    with pytest.raises(UnsupportedError, match=r"no libblink_packing\.so"):
+    with pytest.raises(UnsupportedError, match=r"lacks libblink_packing\.so"):
         broadcast_rate(CLIQUE, 0)
     native_flows.load.cache_clear()

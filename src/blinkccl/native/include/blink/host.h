@@ -33,6 +33,7 @@ typedef struct blink_op blink_op;
 typedef struct blink_plan blink_plan;
 typedef struct blink_bound blink_bound;
 typedef struct blink_bundle blink_bundle;
+typedef struct blink_network blink_network;
 
 enum blink_code {
   BLINK_OK = 0,
@@ -104,6 +105,7 @@ typedef struct {
   uint64_t direct_read_bytes;                        // of these: read in the sender's own buffer;
   uint64_t direct_write_bytes;                       // of these: written into the receiver's buffer by the sender;
   uint64_t crossed_bytes;                            // of direct ones: copied by the system between private buffers;
+  uint64_t network_bytes;                            // from another host;
   uint64_t stepwise;                                 // executions that had to reduce message by message;
   uint64_t yields, sleeps;                           // waits that gave up the core, or slept
 } blink_stats;
@@ -134,6 +136,21 @@ void blink_detach(blink_comm* comm);
 void blink_abort(blink_comm* comm, const char* text);
 // Reports to all ranks that the process of `rank` has ended.
 void blink_report_lost(blink_comm* comm, int32_t rank);
+// ---- ranks on other hosts, over UCX
+
+// Opens the networks of this host with UCX's library in the file `library`; UCX_* variables apply. Returns NULL with an
+// error (BLINK_SYSTEM) on failure.
+blink_network* blink_network_open(const char* library, blink_error* error);
+// Copies this rank's address for its peers to `into` if `room` suffices; returns its bytes.
+int64_t blink_network_address(const blink_network* network, void* into, int64_t room);
+void blink_network_close(blink_network* network);
+// Gives `network` to `comm`, before its first call; ranks of this host write to the eventfd `bell` to wake this one.
+void blink_set_network(blink_comm* comm, blink_network* network, int bell);
+// Sets the address of `rank`, which is on another host. Returns 0, or BLINK_INVALID for malformed bytes.
+int blink_connect(blink_comm* comm, int32_t rank, const void* address, int64_t bytes);
+// Sets the eventfd of another rank of this host.
+void blink_set_bell(blink_comm* comm, int32_t rank, int bell);
+
 // Marks all calls until now as the group's own. Errors and blink_describe number the user's calls from 1.
 void blink_count_from_here(blink_comm* comm);
 // Other threads of this process need this rank's core: waits yield it early. `long_waits`: waits will last, for a
@@ -455,6 +472,9 @@ blink_op* blink_bundle_op_of_blocks(blink_bundle* bundle, blink_comm* comm, cons
 // and direction; collectives may run at the same time.
 int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int64_t wait_us);
 int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us);
+// Waits at most `wait_us` until all bytes written to `peer` have left this process. Returns 1, 0 at the timeout, or
+// −blink_code.
+int64_t blink_stream_flush(blink_comm* comm, int32_t peer, int64_t wait_us);
 // Reports, for monitoring, the point-to-point message that this rank has waited for longest: its tag, from or to `peer`
 // (-1: any), since `since_us` of CLOCK_MONOTONIC; 0: none.
 void blink_stream_show(blink_comm* comm, int32_t peer, int64_t tag, int64_t since_us);

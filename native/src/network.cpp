@@ -1,0 +1,197 @@
+#include "network.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "clock.h"
+
+namespace blink {
+namespace {
+
+constexpr std::int64_t kShutUs = 1'000'000;  // most time for messages of closed connections to end
+
+ucx::RequestParameters with_user_data(void* user_data) {
+  ucx::RequestParameters parameters{};
+  parameters.mask = ucx::kCallback | ucx::kUserData;
+  parameters.user_data = user_data;
+  return parameters;
+}
+
+}  // namespace
+
+void Inbox::begin(unsigned char* direct, std::size_t step, std::size_t total) {
+  direct_ = direct;
+  step_ = step;
+  total_ = total;
+  taken_ = 0;
+  std::fill(arrived_.begin(), arrived_.end(), static_cast<unsigned char>(0));
+}
+
+bool Inbox::expects(std::size_t number, std::size_t bytes) const {
+  if (number >= arrived_.size() || arrived_[number] != 0) return false;
+  return direct_ == nullptr ? bytes <= stride_ : bytes <= step_ && number * step_ + bytes <= total_;
+}
+
+unsigned char* Inbox::room(std::size_t number) {
+  if (direct_ == nullptr) {
+    if (number >= taken_ + slots_) return nullptr;
+    if (memory_ == nullptr) memory_.reset(new unsigned char[slots_ * stride_]);
+  }
+  return place(number);
+}
+
+std::unique_ptr<Network> Network::open(const std::shared_ptr<UcxContext>& context, blink_error& why) {
+  std::unique_ptr<Network> made(new Network);
+  made->worker_ = Worker::open(context, on_message, made.get(), why);
+  if (made->worker_ == nullptr) return nullptr;
+  return made;
+}
+
+void Network::shut(bool orderly) {
+  if (worker_ == nullptr) return;
+  for (const Held& message : held_) drop(message);
+  held_.clear();
+  inboxes_ = nullptr;
+  worker_->close(orderly);
+  const std::int64_t until = now_us() + kShutUs;
+  while (sending_ + receiving_ != 0 && now_us() < until) worker_->progress();
+}
+
+void Network::begin(const MessageHeader& call, Inboxes& inboxes) {
+  call_ = call;
+  inboxes_ = &inboxes;
+  sent_.clear();
+  arriving_.clear();
+  go_on();
+}
+
+const Network::Sent& Network::send(int peer, std::uint32_t queue, std::uint32_t number, const void* data,
+                                   std::size_t bytes) {
+  sent_.push_back({call_, this, false});
+  Sent& sent = sent_.back();
+  sent.header.queue = queue;
+  sent.header.number = number;
+  ucx::RequestParameters parameters = with_user_data(&sent);
+  parameters.done.send = on_sent;
+  ++sending_;
+  if (worker_->send(peer, &sent.header, sizeof sent.header, data, bytes, parameters)) {
+    sent.done = true;
+    --sending_;
+  }
+  return sent;
+}
+
+void Network::on_sent(void* request, ucx::Status, void* user_data) {
+  auto& sent = *static_cast<Sent*>(user_data);
+  sent.done = true;
+  --sent.network->sending_;
+  sent.network->worker_->ucp().request_free(request);
+}
+
+Inbox* Network::inbox_of(const MessageHeader& header, std::size_t bytes) {
+  if (header.signature == call_.signature) {
+    const auto place = inboxes_->places.find(Inbox::name_of(header.sender, header.queue));
+    if (place != inboxes_->places.end()) {
+      Inbox& inbox = inboxes_->all[place->second];
+      if (inbox.expects(header.number, bytes)) return &inbox;
+    }
+  }
+  meet_stranger(header);
+  return nullptr;
+}
+
+ucx::Status Network::on_message(void* context, const void* header, std::size_t header_bytes, void* data,
+                                std::size_t bytes, const ucx::ReceiveAttributes* attributes) {
+  MessageHeader read{};
+  if (header_bytes != sizeof read) return ucx::kOk;
+  std::memcpy(&read, header, sizeof read);
+  return static_cast<Network*>(context)->take(read, data, bytes, attributes->attributes);
+}
+
+// A callback may not take up an offer, so it is held until progress() returns.
+ucx::Status Network::take(const MessageHeader& header, void* data, std::size_t bytes, std::uint64_t attributes) {
+  const bool is_offer = (attributes & ucx::kIsOffer) != 0;
+  const bool is_past = header.sequence < call_.sequence || (header.sequence == call_.sequence && inboxes_ == nullptr);
+  if (is_past) {
+    meet_stranger(header);
+    return ucx::kOk;
+  }
+  if (!is_offer && is_now(header)) {
+    Inbox* inbox = inbox_of(header, bytes);
+    if (inbox == nullptr) return ucx::kOk;
+    if (unsigned char* into = inbox->room(header.number)) {
+      std::memcpy(into, data, bytes);
+      inbox->arrive(header.number);
+      return ucx::kOk;
+    }
+  }
+  offered_ = offered_ || is_offer;
+  if (is_offer || (attributes & ucx::kDataStays) != 0) {
+    held_.push_back({header, is_offer ? Kind::kOffered : Kind::kKept, data, bytes});
+    return ucx::kInProgress;
+  }
+  void* copy = std::malloc(std::max<std::size_t>(1, bytes));
+  if (copy == nullptr) return ucx::kOk;  // the timeout names the missing message
+  std::memcpy(copy, data, bytes);
+  held_.push_back({header, Kind::kCopied, copy, bytes});
+  return ucx::kOk;
+}
+
+void Network::release_held() {
+  offered_ = false;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < held_.size(); ++i) {
+    const Held message = held_[i];
+    Inbox* inbox = is_now(message.header) ? inbox_of(message.header, message.bytes) : nullptr;
+    unsigned char* into = inbox == nullptr ? nullptr : inbox->room(message.header.number);
+    if (into == nullptr) {
+      held_[kept++] = message;
+    } else if (message.kind == Kind::kOffered) {
+      receive(message, *inbox, into);
+    } else {
+      std::memcpy(into, message.data, message.bytes);
+      inbox->arrive(message.header.number);
+      drop(message);
+    }
+  }
+  held_.resize(kept);
+}
+
+void Network::receive(const Held& offer, Inbox& inbox, unsigned char* into) {
+  arriving_.push_back({this, &inbox, offer.header.number});
+  ucx::RequestParameters parameters = with_user_data(&arriving_.back());
+  parameters.done.receive = on_received;
+  ++receiving_;
+  if (!worker_->receive(inbox.sender(), offer.data, into, offer.bytes, parameters)) return;
+  --receiving_;
+  if (!worker_->is_broken(inbox.sender())) inbox.arrive(offer.header.number);
+}
+
+void Network::on_received(void* request, ucx::Status status, std::size_t, void* user_data) {
+  const Arriving& arriving = *static_cast<Arriving*>(user_data);
+  Network& network = *arriving.network;
+  --network.receiving_;
+  if (status == ucx::kOk) {
+    arriving.inbox->arrive(arriving.number);
+  } else {
+    network.worker_->set_broken(arriving.inbox->sender());
+  }
+  network.worker_->ucp().request_free(request);
+}
+
+void Network::drop(const Held& message) {
+  if (message.kind == Kind::kCopied) {
+    std::free(message.data);
+  } else {
+    worker_->release(message.data);
+  }
+}
+
+bool Network::progress() {
+  const bool moved = worker_->progress();
+  if (offered_) release_held();
+  return moved;
+}
+
+}  // namespace blink

@@ -1,0 +1,159 @@
+// Messages to and from ranks on other hosts, over UCX: the other kind of queue, beside shared memory.
+//
+// A message is one active message of UCP. Its header names the call, the queue and its number there. UCX sends a small
+// message with its header (eager) and offers a large one, which then moves straight from the sender's buffer to its place
+// at the receiver (rendezvous). A message for a later call, or without a free slot, is held back: an eager one in UCX's
+// memory, an offered one at its sender. So no message has to report a free slot, and only eager messages take memory of a
+// receiver that is late.
+//
+// A network has no thread: messages move while progress() is called, by the waits of the rank's own calls. One thread at a
+// time uses it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "blink/host.h"
+#include "worker.h"
+
+namespace blink {
+
+// In front of every message.
+struct MessageHeader {
+  std::uint64_t sequence, signature, what;  // of the call
+  std::int64_t count;
+  std::uint32_t queue, number;  // the line by which its reader acknowledges, where both share memory; the message, from 0
+  std::int32_t sender;
+  std::uint32_t padding;
+};
+
+// The end of a queue whose sender is on another host.
+class Inbox {
+ public:
+  Inbox(std::int32_t sender, std::uint32_t queue, std::size_t messages, std::size_t slots, std::size_t stride)
+      : sender_(sender), queue_(queue), slots_(slots), stride_(stride), arrived_(messages, 0) {}
+
+  static std::uint64_t name_of(std::int32_t sender, std::uint32_t queue) {
+    return static_cast<std::uint64_t>(static_cast<std::uint32_t>(sender)) << 32 | queue;
+  }
+  std::uint64_t name() const { return name_of(sender_, queue_); }
+  int sender() const { return sender_; }
+
+  // A call begins. Its messages lie in slots; or, `direct`, one after another there, each `step` bytes but the last.
+  void begin(unsigned char* direct, std::size_t step, std::size_t total);
+  // True if message `number` of this size belongs to the call and has not arrived yet.
+  bool expects(std::size_t number, std::size_t bytes) const;
+  // Its place, or nullptr while its slot holds another message.
+  unsigned char* room(std::size_t number);
+  void arrive(std::size_t number) { arrived_[number] = 1; }
+  bool has(std::size_t number) const { return number < arrived_.size() && arrived_[number] != 0; }
+  const unsigned char* message(std::size_t number) const { return place(number); }
+  // The oldest message is done with.
+  void take() { ++taken_; }
+
+ private:
+  unsigned char* place(std::size_t number) const {
+    return direct_ != nullptr ? direct_ + number * step_ : memory_.get() + number % slots_ * stride_;
+  }
+
+  std::int32_t sender_;
+  std::uint32_t queue_;
+  std::size_t slots_, stride_;
+  std::unique_ptr<unsigned char[]> memory_;  // of the slots; allocated for the first message that needs one
+  unsigned char* direct_ = nullptr;
+  std::size_t step_ = 0, total_ = 0, taken_ = 0;
+  std::vector<unsigned char> arrived_;  // by message
+};
+
+// The inboxes of an operation, and the index of each by its name.
+struct Inboxes {
+  std::vector<Inbox> all;
+  std::unordered_map<std::uint64_t, std::size_t> places;
+};
+
+class Network {
+ public:
+  // nullptr with `why` if UCX cannot be used.
+  static std::unique_ptr<Network> open(const std::shared_ptr<UcxContext>& context, blink_error& why);
+  ~Network() { shut(true); }
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  Worker& worker() { return *worker_; }
+  const Worker& worker() const { return *worker_; }
+
+  // Begins a call; its inboxes live until end().
+  void begin(const MessageHeader& call, Inboxes& inboxes);
+  void end() { inboxes_ = nullptr; }
+
+  // A message of the current call. Its bytes stay in place until it is done.
+  struct Sent {
+    MessageHeader header;
+    Network* network;
+    bool done;
+  };
+  const Sent& send(int peer, std::uint32_t queue, std::uint32_t number, const void* data, std::size_t bytes);
+  // Takes up held messages after a slot has become free.
+  void go_on() {
+    if (!held_.empty()) release_held();
+  }
+  // Moves messages; true if any moved.
+  bool progress();
+  // True if all messages of this call have left this process.
+  bool settled() const { return sending_ == 0; }
+  // Sleeps until messages can move, `bell` can be read, or the timeout.
+  void sleep(int bell, std::int64_t us) {
+    if (worker_->arm()) worker_->sleep(bell, us);
+  }
+  // Ends all messages and connections. Afterwards nothing reads or writes this rank's buffers.
+  void shut(bool orderly);
+
+  // The header of a message without a queue in its call, because its sender makes another call; nullptr: none arrived.
+  const MessageHeader* stranger() const { return stranger_.sender < 0 ? nullptr : &stranger_; }
+
+ private:
+  enum class Kind { kCopied, kKept, kOffered };
+  struct Held {
+    MessageHeader header;
+    Kind kind;
+    void* data;
+    std::size_t bytes;
+  };
+  struct Arriving {
+    Network* network;
+    Inbox* inbox;
+    std::size_t number;
+  };
+
+  Network() = default;
+  static ucx::Status on_message(void* context, const void* header, std::size_t header_bytes, void* data,
+                                std::size_t bytes, const ucx::ReceiveAttributes* attributes);
+  static void on_sent(void* request, ucx::Status status, void* user_data);
+  static void on_received(void* request, ucx::Status status, std::size_t bytes, void* user_data);
+  ucx::Status take(const MessageHeader& header, void* data, std::size_t bytes, std::uint64_t attributes);
+  bool is_now(const MessageHeader& header) const { return inboxes_ != nullptr && header.sequence == call_.sequence; }
+  // The inbox of a message of this call; nullptr makes it the stranger.
+  Inbox* inbox_of(const MessageHeader& header, std::size_t bytes);
+  void meet_stranger(const MessageHeader& header) {
+    if (stranger_.sender < 0) stranger_ = header;
+  }
+  void release_held();
+  void receive(const Held& offer, Inbox& inbox, unsigned char* into);
+  void drop(const Held& message);
+
+  std::unique_ptr<Worker> worker_;
+  MessageHeader call_{};
+  Inboxes* inboxes_ = nullptr;
+  std::vector<Held> held_;
+  bool offered_ = false;           // held_ has new offers
+  std::deque<Sent> sent_;          // messages of this call;
+  std::deque<Arriving> arriving_;  // offers of this call
+  std::size_t sending_ = 0, receiving_ = 0;
+  MessageHeader stranger_{0, 0, 0, 0, 0, 0, -1, 0};
+};
+
+}  // namespace blink

@@ -1,0 +1,85 @@
+#include "ucx.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include <cstdio>
+#include <mutex>
+#include <string>
+
+namespace blink::ucx {
+namespace {
+
+
+
+
+// Replacements of UCX's defaults, which do not suit a library in a user's process: handlers of signals, a thread that
+// watches a file system, and log lines on lost peers, which the group's error names. UCX reads them at loading. Settings of
+// the user take precedence.
+constexpr const char* kQuiet[][2] = {
+    {"UCX_HANDLE_ERRORS", "none"}, {"UCX_DEBUG_SIGNO", "0"}, {"UCX_VFS_ENABLE", "n"}, {"UCX_LOG_LEVEL", "fatal"}};
+
+class Defaults {
+ public:
+  Defaults() {
+    for (const auto& [name, value] : kQuiet) {
+      if (getenv(name) == nullptr && setenv(name, value, 0) == 0) set_[count_++] = name;
+    }
+  }
+  ~Defaults() {
+    while (count_ > 0) unsetenv(set_[--count_]);
+  }
+  Defaults(const Defaults&) = delete;
+  Defaults& operator=(const Defaults&) = delete;
+
+ private:
+  const char* set_[sizeof kQuiet / sizeof kQuiet[0]] = {};
+  std::size_t count_ = 0;
+};
+
+template <class Function>
+bool find(void* handle, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(handle, name));
+  return function != nullptr;
+}
+
+bool fill(void* handle, Library& library) {
+#define BLINK_UCP(name) find(handle, "ucp_" #name, library.name)
+  return BLINK_UCP(init_version) && BLINK_UCP(cleanup) && BLINK_UCP(config_read) && BLINK_UCP(config_modify) && BLINK_UCP(config_release) &&
+         BLINK_UCP(get_version) && BLINK_UCP(worker_create) && BLINK_UCP(worker_destroy) &&
+         BLINK_UCP(worker_get_address) && BLINK_UCP(worker_release_address) && BLINK_UCP(worker_get_efd) &&
+         BLINK_UCP(worker_arm) && BLINK_UCP(worker_progress) &&
+         BLINK_UCP(worker_set_am_recv_handler) && BLINK_UCP(ep_create) && BLINK_UCP(ep_close_nbx) &&
+         BLINK_UCP(am_send_nbx) && BLINK_UCP(am_recv_data_nbx) && BLINK_UCP(am_data_release) &&
+         BLINK_UCP(request_check_status) && BLINK_UCP(request_free) &&
+         find(handle, "ucs_status_string", library.status_string);
+#undef BLINK_UCP
+}
+
+}  // namespace
+
+const Library* load(const char* file, char* why, std::size_t room) {
+  static std::mutex mutex;
+  static Library library;
+  static std::string loaded;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!loaded.empty()) return &library;  // one process has one UCX
+  const Defaults quiet;
+  void* handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (handle == nullptr) {
+    std::snprintf(why, room, "%s", dlerror());
+    return nullptr;
+  }
+  unsigned version[3] = {};
+  if (find(handle, "ucp_get_version", library.get_version)) library.get_version(&version[0], &version[1], &version[2]);
+  if (version[0] != kMajor || version[1] < kMinor || !fill(handle, library)) {
+    std::snprintf(why, room, "%s is UCX %u.%u.%u; expected %u.%u or newer of the same major version", file, version[0],
+                  version[1], version[2], kMajor, kMinor);
+    dlclose(handle);
+    return nullptr;
+  }
+  loaded = file;
+  return &library;
+}
+
+}  // namespace blink::ucx
