@@ -180,6 +180,7 @@ void blink_comm::connect(int peer, const void* address, const void* stream_addre
     entry.input.at.store(blink::kNowhere, std::memory_order_relaxed);
     entry.output.at.store(blink::kNowhere, std::memory_order_relaxed);
   }
+  segment_.rank(peer).life.joined.store(blink::kRemote, std::memory_order_relaxed);
   network_->worker().connect(peer, address);
   streams_->worker().connect(peer, stream_address);
 }
@@ -784,6 +785,7 @@ int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, i
     s.pid = block.life.pid.load(relaxed);
     s.processes = block.life.processes.load(relaxed);
     s.joined = block.life.joined.load(relaxed) == blink::kJoined ? 1 : 0;
+    s.remote = block.life.joined.load(relaxed) == blink::kRemote ? 1 : 0;
     s.left = block.life.left.load(relaxed);
     s.finished = shown(block, block.life.finished.load(relaxed));
     for (const blink::Entry& entry : block.entry) {

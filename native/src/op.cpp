@@ -274,7 +274,7 @@ void blink_op::send(const blink_role& role, const blink_ring& ring, const Chunk&
 // ---- large messages: rings, or the ranks' own buffers
 
 bool blink_op::available(const blink_receive& r) {
-  if (const blink::Inbox* from = inbox(r)) return from->has(received_[static_cast<std::size_t>(r.queue)]);
+  if (const blink::Inbox* remote = inbox(r)) return remote->has(received_[static_cast<std::size_t>(r.queue)]);
   const std::uint64_t wanted = stamp(received_[static_cast<std::size_t>(r.queue)] + 1);
   return line(r.rank, r.line).value.load(std::memory_order_acquire) >= wanted;
 }
@@ -379,10 +379,10 @@ void blink_op::acknowledge(const blink_receive& r, const Chunk& chunk) {
   blink::Counters& stats = comm_.stats();
   ++stats.messages;
   stats.message_bytes += chunk.bytes;
-  if (blink::Inbox* from = inbox(r)) {
+  if (blink::Inbox* remote = inbox(r)) {
     stats.network_bytes += chunk.bytes;
     ++received_[static_cast<std::size_t>(r.queue)];
-    from->take();
+    remote->take();
     comm_.network()->go_on();
     return;
   }
@@ -431,8 +431,8 @@ int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
     if (const int code = comm_.await_entry(peer)) return code;
     const blink::Site at = site(BLINK_WAITS_MESSAGE, role, peer, chunk.index);
     if (const int code = comm_.wait([&] { return available(receive); }, at)) return code;
-    if (const blink::Inbox* from = inbox(receive)) {
-      add(from->message(received_[static_cast<std::size_t>(receive.queue)]), false);
+    if (const blink::Inbox* remote = inbox(receive)) {
+      add(remote->message(received_[static_cast<std::size_t>(receive.queue)]), false);
     } else if (routes_.reads_private(receive, chunk.index)) {
       if (const int code = read_private(role, receive, chunk, 0, fetched, chunk.bytes)) return code;
       add(fetched, false);
@@ -476,8 +476,8 @@ int blink_op::collect_sources(const blink_role& role, const Chunk& chunk, std::i
     }
     if (i == role.receives) break;
     const blink_receive& receive = tables_.receive(role, i);
-    if (const blink::Inbox* from = inbox(receive)) {
-      sources_.push_back(from->message(received_[static_cast<std::size_t>(receive.queue)]));
+    if (const blink::Inbox* remote = inbox(receive)) {
+      sources_.push_back(remote->message(received_[static_cast<std::size_t>(receive.queue)]));
       continue;
     }
     if (routes_.is_written(receive, chunk.index)) continue;

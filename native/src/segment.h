@@ -85,7 +85,7 @@ struct alignas(kLineBytes) Waiting {
 };
 
 // A joining rank does not hold its lock yet: the others must not consider it dead.
-constexpr std::uint32_t kAbsent = 0, kJoining = 1, kJoined = 2;
+constexpr std::uint32_t kAbsent = 0, kJoining = 1, kJoined = 2, kRemote = 3;  // kRemote: on another host
 
 struct alignas(kLineBytes) Life {
   std::atomic<std::int64_t> pid;

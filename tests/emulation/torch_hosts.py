@@ -147,6 +147,9 @@ def hierarchical(rank: int, size: int) -> None:
         assert (everybodys == everybodys[0]).all(), "not the same bits on all ranks"
         waiting = [comm.allreduce(data, np.empty_like(data), wait=False) for _ in range(3)]
         assert all(each.result(30).tobytes() == several[0].tobytes() for each in waiting)
+        result = comm.run(ring_program(size), data, np.empty_like(data))
+        assert result is not None
+        assert np.allclose(result, sum(everybodys_data), atol=1e-3)
         part = comm.split(rank % 2, -rank)
         assert part is not None
         gathered = part.allgather(np.array([rank]))

@@ -41,10 +41,10 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, 
 class RankState:
     """One rank of a group; while it waits, ``awaits`` is the reason and ``peer`` the rank waited for.
 
-    ``state`` is "absent" (not connected yet), "left" (closed its group), "gone" (its process ended), "stopped" (by a
-    signal or a debugger), "waiting", "running" or "between calls". A running rank is inside call number ``calls``.
-    ``line`` is its current line of Python, if its process reports it. ``elsewhere``: ``pid`` is not visible from this
-    process.
+    ``state`` is "absent" (not connected yet), "remote" (on another host), "left" (closed its group), "gone" (its
+    process ended), "stopped" (by a signal or a debugger), "waiting", "running" or "between calls". A running rank is
+    inside call number ``calls``. ``line`` is its current line of Python, if its process reports it. ``elsewhere``:
+    ``pid`` is not visible from this process.
     """
 
     rank: int
@@ -211,6 +211,8 @@ def _rank(rank: int, row: native.RankStatus, lives: bool) -> RankState:
 def _state(row: native.RankStatus, lives: bool, pid: int | None) -> str:
     if row.left:
         return "left"
+    if row.remote:
+        return "remote"
     if not row.joined:
         return "absent"
     if not lives:

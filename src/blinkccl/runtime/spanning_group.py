@@ -6,6 +6,7 @@ of queue. A thread of each rank watches the others (:mod:`~blinkccl.runtime.moni
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -31,7 +32,7 @@ from blinkccl.errors import (
     UsageError,
     ranks_text,
 )
-from blinkccl.runtime import ucx
+from blinkccl.runtime import timeline, ucx
 from blinkccl.runtime.bootstrap import Bootstrap
 from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
@@ -65,7 +66,7 @@ class SpanningGroup(HostGroup):
         self.deterministic = bootstrap.peers[rank].deterministic
         self.hosts = Hosts.of([peer.host for peer in bootstrap.peers])
         self.cost = _UNKNOWN
-        self._area, self._crossing, self._timeline = Area(), Crossing.NEVER, None
+        self._area, self._crossing = Area(), Crossing.NEVER
         self._begun = 0
         self._made = False
         self._monitor = Monitor(bootstrap, rank, self._fail)
@@ -95,6 +96,7 @@ class SpanningGroup(HostGroup):
             self._memory = share_memory(met, members, self.rank, self.size, self._area, deadline, with_bells=True)
         self._made = True
         self._endpoint = self._memory.endpoint
+        self._timeline = timeline.start(self._endpoint, os.environ)
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s, self._first_cause)
         words = [_Word.decode(word) for word in self._monitor.agree(self._word().encode(), deadline)]
         problems = [(rank, word.problem) for rank, word in enumerate(words) if word.problem]
@@ -156,6 +158,10 @@ class SpanningGroup(HostGroup):
                     self._watched(BARRIER).op, send, recv, iterations, self._timeout_us, with_barrier
                 ),
             )
+
+    def run_prepared(self, prepared: NativeOp, send: int | None, recv: int | None, scale: float | None = None) -> None:
+        """See :meth:`Group.run_prepared`."""
+        self.explained(str(prepared.call), lambda: super(SpanningGroup, self).run_prepared(prepared, send, recv, scale))
 
     def _watched(self, call: CollectiveCall) -> _WatchedCall:
         prepared = self._calls.get(call) or self._keep(call)
@@ -237,7 +243,7 @@ class SpanningGroup(HostGroup):
     def _leave(self) -> None:
         self._monitor.close()
         if self._made:
-            self._memory.close()
+            super()._leave()
 
     def _fail(self, cause: BlinkError) -> None:
         """End all waits of this rank; the monitor's thread calls it."""

@@ -7,7 +7,7 @@ from blinkccl.show.text import Paint, columns, count, fit, ids, plain
 
 _HEADER = ("rank", "process", "state", "since", "peer", "channel", "chunk", "call")
 _LEFT = (2, 7)
-_STYLES = {"gone": "bold red", "stopped": "bold yellow", "absent": "yellow", "waiting": "dim"}
+_STYLES = {"gone": "bold red", "stopped": "bold yellow", "absent": "yellow", "waiting": "dim", "remote": "dim"}
 
 
 def job_text(pid: int, groups: list[GroupState], paint: Paint = plain, width: int | None = None) -> str:
@@ -53,7 +53,8 @@ def _conclusions(group: GroupState) -> list[str]:
         if end.peer is not None:
             sentences.append(f"Cause: {waiters} in a cycle that contains rank {rank}")
         else:
-            sentences.append(f"Cause: {waiters} for rank {rank} (process {end.pid}): {_doing(end)}")
+            process = f" (process {end.pid})" if end.pid else ""
+            sentences.append(f"Cause: {waiters} for rank {rank}{process}: {_doing(end)}")
     return sentences or ["No rank waits"]
 
 
@@ -68,6 +69,8 @@ def _doing(rank: RankState) -> str:
             return "it has closed the group"
         case "absent":
             return "it has not joined yet"
+        case "remote":
+            return "it is on another host; run blink dump there"
         case "between calls":
             return f"it is in the program's own code, {calls}"
         case _:

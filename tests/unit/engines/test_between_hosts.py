@@ -29,6 +29,7 @@ from blinkccl.engines.host import (
     native_scale,
     segment_bytes,
     shape_of,
+    statuses,
 )
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.errors import CommunicationError, DeadlineError, PlanMismatchError, UnsupportedError
@@ -46,8 +47,8 @@ except UnsupportedError as error:
 
 
 @contextmanager
-def connected(hosts: Hosts) -> Iterator[list[Endpoint]]:
-    """An endpoint per rank; those of one host share a segment."""
+def connected(hosts: Hosts, segments: list[tuple[int, int]] | None = None) -> Iterator[list[Endpoint]]:
+    """An endpoint per rank; those of one host share a segment. ``segments`` gets address and size of each."""
     os.environ.setdefault("UCX_TLS", "tcp")
     endpoints: dict[int, Endpoint] = {}
     bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(hosts.size)]
@@ -59,6 +60,8 @@ def connected(hosts: Hosts) -> Iterator[list[Endpoint]]:
         for members in hosts.members:
             memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
             format_segment(memory.ctypes.data, size, shape, token)
+            if segments is not None:
+                segments.append((memory.ctypes.data, size))
             for rank in members:
                 endpoints[rank] = Endpoint(memory.ctypes.data, size, rank, token)
             undo.callback(lambda memory: None, memory)
@@ -162,6 +165,13 @@ def test_ranks_that_call_different_things_get_an_error() -> None:
         assert any(isinstance(error, PlanMismatchError) for error in errors), errors
         for op in ops:
             op.close()
+
+
+def test_a_segment_shows_ranks_on_other_hosts_as_such() -> None:
+    segments: list[tuple[int, int]] = []
+    with connected(Hosts.of("aba"), segments):
+        shown = [[(row.joined, row.remote) for row in statuses(*segment)] for segment in segments]
+    assert shown == [[(1, 0), (0, 1), (1, 0)], [(0, 1), (1, 0), (0, 1)]]
 
 
 def test_a_missing_peer_is_a_timeout() -> None:

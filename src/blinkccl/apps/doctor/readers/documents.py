@@ -68,7 +68,7 @@ def _ras(document: Any, source: str) -> Iterator[Evidence]:
 
 
 #: RankReport's states by those of ``blink dump``.
-_DUMPED = {"gone": "dead", "stopped": "stopped", "absent": "missing", "left": "missing"}
+_DUMPED = {"gone": "dead", "stopped": "stopped", "absent": "missing", "left": "missing", "remote": ""}
 
 
 def _dump(document: Any, source: str) -> Iterator[Evidence]:

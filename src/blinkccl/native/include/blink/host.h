@@ -95,7 +95,7 @@ typedef struct {
   int64_t count;
   uint64_t finished;  // calls finished
   int64_t waiting_us; // start of the current wait
-  int32_t waits, peer, channel, share, stage, padding;
+  int32_t waits, peer, channel, share, stage, remote;  // remote: 1 for a rank on another host
   int64_t chunk;
 } blink_status;
 
