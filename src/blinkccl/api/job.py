@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from operator import index
 
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import COLLECTIVES, SPELLINGS, Collective
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import LINK_CHOICES, check_ranks, joining_links
@@ -62,6 +62,7 @@ def collective_of(
     The default of root and src is the first rank, of dst the last, so that src and dst differ. ``dashes`` is the
     prefix of their names in messages.
     """
+    name = SPELLINGS.get(name, name)
     root, src, dst = ends
     parameters = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
     if "src" in parameters:

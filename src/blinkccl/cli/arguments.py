@@ -36,12 +36,21 @@ def _machines(incomplete: str) -> list[str]:
     return [name for name in [*CATALOG, *ALIASES] if name.startswith(incomplete)]
 
 
+def spelled(name: str) -> str:
+    """The collective's own name for one of PyTorch or nccl-tests; any other text unchanged."""
+    from blinkccl.collectives.spec import SPELLINGS
+
+    return SPELLINGS.get(name, name)
+
+
 CollectiveName = Annotated[
     str,
     Argument(
         metavar="COLLECTIVE",
         autocompletion=_collectives,
-        help="broadcast, reduce, allreduce, allgather, reduce_scatter, gather, scatter, alltoall or sendrecv.",
+        callback=spelled,
+        help="broadcast, reduce, allreduce, allgather, reduce_scatter, gather, scatter, alltoall or sendrecv; "
+        "all_reduce, all_gather and all_to_all work too.",
     ),
 ]
 Spec = Annotated[

@@ -59,6 +59,7 @@ Job = Annotated[
     str,
     Argument(
         metavar="COLLECTIVE|PLAN",
+        callback=arguments.spelled,
         help="A collective of blink plan; or a plan: x.json, an NCCL graph file x.xml (with --topo), - for stdin.",
     ),
 ]

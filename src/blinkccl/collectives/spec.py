@@ -17,6 +17,8 @@ from functools import lru_cache
 
 from blinkccl.errors import UsageError, did_you_mean
 
+#: Names of PyTorch and nccl-tests, accepted wherever a person types a collective.
+SPELLINGS = {"all_reduce": "allreduce", "all_gather": "allgather", "all_to_all": "alltoall"}
 #: The name of an item: None (the whole buffer), a rank's block, or (source, destination) for alltoall.
 Block = int | tuple[int, int] | None
 

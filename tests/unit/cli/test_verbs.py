@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import blinkccl
 from blinkccl.collectives.spec import COLLECTIVES
 
 FIXTURES = Path(__file__).parents[3] / "src/blinkccl/topology/fixtures"
@@ -29,6 +30,14 @@ def test_plan_json_has_the_documented_fields(blink, name):
     assert plan["optimal"] is True
     assert set(plan["shares"][0]) == {"weight", "slice", "block", "root", "reduce", "broadcast"}
     assert set(plan["link_load"][0]) == {"src", "dst", "load", "capacity"}
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("all_reduce", "allreduce"), ("all_to_all", "alltoall")])
+def test_names_of_pytorch_and_nccl_tests_are_accepted(blink, theirs, ours):
+    job = ("--topo", "dgx-1v", "--gpus", "0-3")
+    assert blink("plan", theirs, *job).out == blink("plan", ours, *job).out
+    assert blink("sim", theirs, *job, "--json").code == 0
+    assert blinkccl.plan(theirs, "dgx-1v", gpus=[0, 1, 2, 3]).forest.collective.name == ours
 
 
 def test_plans_on_stdout_and_with_a_byte_order_mark(blink, tmp_path, monkeypatch):
