@@ -33,9 +33,9 @@ std::uint32_t ResidentBlocks::reserve(const Gpu& gpu, std::uint32_t channels, st
   const std::uint32_t free = std::min(most - std::min(most, taken.blocks), most / gpu.ranks);
   const std::uint32_t share = std::max(channels, held / 8 / gpu.ranks);
   if (free < channels) {
-    *why = "its kernels need at least " + std::to_string(channels) + " blocks at once; of the " + std::to_string(most) +
-           " that communicators may use on GPU " + std::to_string(gpu.device) + " others hold " +
-           std::to_string(taken.blocks);
+    *why = "its kernels need at least " + std::to_string(channels) + " blocks at once, but other communicators hold " +
+           std::to_string(taken.blocks) + " of the " + std::to_string(most) + " that Blink may use on GPU " +
+           std::to_string(gpu.device);
     return 0;
   }
   device_ = gpu.device;

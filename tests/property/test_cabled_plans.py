@@ -138,7 +138,7 @@ def test_no_ring_where_a_rank_has_no_cable_to_the_next() -> None:
 
 def test_several_gpus_per_server_are_no_ring_of_cables() -> None:
     request = asked("2x dgx-a100 @ cables=ring*8", "allreduce")
-    assert ring_baseline(request).reason == "NCCL 2.4's rule closes none over NVLink and these cables"
+    assert ring_baseline(request).reason == "NCCL 2.4's rule finds no ring over NVLink and these cables"
 
 
 @examples(60)

@@ -111,7 +111,7 @@ def plan_algorithms(names: str, request: Request, *, here: bool, note: Callable[
             continue
         twin = same.setdefault(to_text(replace(program, forest_hash="")), name)
         if everything and twin != name:
-            note(f"without {name}: its program equals that of {twin} here")
+            note(f"{name} is left out: its program is the same as that of {twin} here")
         else:
             plans.append(Planned(name, program))
     if not plans:

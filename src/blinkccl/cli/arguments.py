@@ -329,6 +329,6 @@ def write_path_row(path: Path, topology: Topology, row: PairSplits, source: str,
         text = source if old.source == source else f"{old.source}; {source}"[:200]
         table = tables.PathTable(table.machine, table.name, text, old.pairs, kind)
     elif old is not None:
-        console.note(f"{path}: paths {old.source} are replaced by paths {source}")
+        console.note(f"{path}: the new paths, {source}, replace the old ones, {old.source}")
     with console.written(path):
         tables.write(path, table.merged(row))

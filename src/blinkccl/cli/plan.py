@@ -64,7 +64,7 @@ def plan(
         Option(
             "--objective",
             metavar="NAME",
-            help="shallow: give up at most 1 % of the rate for fewer hops and small denominators. exact: the full "
+            help="shallow: give up at most 1 % of the rate for fewer hops and simpler weights. exact: the full "
             "rate. least-depth: the fewest hops found, for at most 1 %. fewest-trees: the fewest trees found at the "
             "optimal rate.",
         ),

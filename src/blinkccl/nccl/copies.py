@@ -63,13 +63,13 @@ def fault_of_loops(loops: Sequence[ChannelLoop]) -> str | None:
             role, node = execution.role, (loop.rank, loop.channel, place)
             if len(role.receives) > MOST_OPERANDS:
                 return (
-                    f"rank {loop.rank} reduces {len(role.receives)} messages at once, but copy engines at most "
+                    f"rank {loop.rank} reduces {len(role.receives)} messages at once, but copy engines reduce at most "
                     f"{MOST_OPERANDS}"
                 )
             for used, queues in ((senders, role.sends), (receivers, role.receives)):
                 for queue in queues:
                     if queue in used:
-                        return f"several roles use one end of queue {queue}, but copy engines allow one role"
+                        return f"several steps use one end of queue {queue}, but copy engines allow one step"
                     used[queue] = node
         _order_own_data(loop, before)
     for queue, sender in senders.items():

@@ -84,7 +84,7 @@ def geometry(group: ProgramGroup, parts: int, limits: Budget, copies: bool = Fal
         least = taken + arriving * SLOTS * LEAST_COPY_BYTES
         raise UnsupportedError(
             f"{arriving} connections into one rank need at least {least} bytes of staging memory with copy engines, "
-            f"more than the {limits.staging_bytes} of BLINK_STAGING_BYTES"
+            f"but BLINK_STAGING_BYTES is {limits.staging_bytes}; raise it"
         )
     return replace(for_kernels, copy_slots=SLOTS, copy_slot_bytes=min(MOST_COPY_BYTES, each))
 
@@ -116,8 +116,8 @@ def _for_kernels(group: ProgramGroup, parts: int, limits: Budget, most_bytes: in
         if parts == 1:
             least = arriving * SLOTS * (LEAST_SLOT_BYTES + 2 * LEAST_LINE_BYTES) + ends * 2 * LINE_BYTES
             raise UnsupportedError(
-                f"{arriving} connections into one rank need at least {least} bytes of staging memory, more than the "
-                f"{most_bytes} of BLINK_STAGING_BYTES"
-                + ("" if most_bytes == limits.staging_bytes else " that copy engines leave")
+                f"{arriving} connections into one rank need at least {least} bytes of staging memory, but "
+                f"BLINK_STAGING_BYTES is {limits.staging_bytes}; raise it"
+                + ("" if most_bytes == limits.staging_bytes else f" (copy engines leave {most_bytes})")
             )
         parts //= 2

@@ -150,8 +150,8 @@ def place(
     slot_bytes = min(MOST_COPY_BYTES, least // (rings * SLOTS) // LEAST_COPY_BYTES * LEAST_COPY_BYTES)
     if slot_bytes < LEAST_COPY_BYTES:
         raise UnsupportedError(
-            f"{rings} paths of messages need at least {rings * SLOTS * LEAST_COPY_BYTES} bytes of slots in one memory, "
-            f"more than the {least} of a quarter of BLINK_STAGING_BYTES"
+            f"messages over {rings} paths need at least {rings * SLOTS * LEAST_COPY_BYTES} bytes in one memory, but a "
+            f"quarter of BLINK_STAGING_BYTES is {least}; raise BLINK_STAGING_BYTES"
         )
     ends = [*layout.segment_bytes, *[0] * (len(homes) - len(layout.segment_bytes))]
 

@@ -186,7 +186,7 @@ def _leave_out(planned: CandidatePrograms, room: int, tell: Callable[[str], None
                 known.remove(one)
                 left[one.algorithm] += 1
     for name, count in left.items():
-        tell(f"{count} programs of {name} left out, which would give a rank more than {int(most)} connections")
+        tell(f"{count} programs of {name} left out: a rank would have more than {int(most)} connections with them")
 
 
 def _ways(one: CandidateProgram) -> Counter[tuple[int, int, int]]:

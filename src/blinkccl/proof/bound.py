@@ -125,7 +125,7 @@ def _dual(
     cost = scaled / scale
     wrong = _differing(claim, {"value": value, "cost": cost})
     if cost == 0:
-        return None, [*wrong, "certificate.prices: one S costs nothing under these prices, so they prove no bound"]
+        return None, [*wrong, "certificate.prices: the data of a call costs 0 at these prices: they prove no bound"]
     return value / cost, wrong
 
 
@@ -156,7 +156,7 @@ def _with_sets(
     cost = sum((item.weight * _least_weight(claim, item, joints) for item in items.values()), Fraction(0))
     wrong = _differing(claim, {"value": value, "cost": cost})
     if cost == 0:
-        return None, [*wrong, "certificate: the sets weigh nothing for some root, so they prove no bound"]
+        return None, [*wrong, "certificate: the weights of the sets sum to 0 for some root, so they prove no bound"]
     return value / cost, wrong
 
 
@@ -182,8 +182,8 @@ def _too_cheap(claim: ClaimedProof, joints: Ranks, network: GivenLinks, prices: 
             left = sum(weight * (holds[i] & ~holds[j]).bit_count() for weight, holds in tables[1].items())
             if cost < max(entered, left):
                 return (
-                    f"certificate: a hop {joints[i]} → {joints[j]} costs {Fraction(cost, scale)}, but the sets that it "
-                    f"{'enters' if entered > left else 'leaves'} weigh {Fraction(max(entered, left), scale)}"
+                    f"certificate: hop {joints[i]} → {joints[j]} has price {Fraction(cost, scale)}, but sets that it "
+                    f"{'enters' if entered > left else 'leaves'} need at least {Fraction(max(entered, left), scale)}"
                 )
     return ""
 

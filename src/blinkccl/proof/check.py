@@ -217,7 +217,7 @@ def _walk_tree(edges: list[Path], root: int, up: bool, where: str, violations: l
     loose = [vertex for vertex in parent if vertex not in hanging]
     if loose:
         violations.append(
-            f"{where}: not one tree: no edges that point {_direction(up)} join {loose[:8]} to the root {root}"
+            f"{where}: not one tree: {loose[:8]} have no path {'to' if up else 'from'} the root {root} along its edges"
         )
     return hanging, depth
 
@@ -249,7 +249,7 @@ def _coverage(shares: tuple[PlanShare, ...], walks: list[Walk], items: dict[Bloc
     for block, weight in filled.items():
         if weight != items[block].weight:
             yield (
-                f"shares: the slices of block {_name(block)} weigh {weight} together, expected {items[block].weight}"
+                f"shares: the weights of block {_name(block)}'s slices sum to {weight}, expected {items[block].weight}"
             )
 
 

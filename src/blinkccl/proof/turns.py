@@ -50,8 +50,8 @@ def written_out(plan: ClaimedPlan, network: GivenLinks) -> ClaimedPlan:
     crossed = sum(len(path) for share in plan.shares for path in (*(share.reduce or ()), *(share.broadcast or ())))
     if moves * len(plan.shares) > MAX_SHARES or moves * crossed > MAX_CROSSED:
         raise ScheduleError(
-            f"turns: {moves} images of each share; expected at most {MAX_SHARES} shares and {MAX_CROSSED} vertices "
-            "in their hops"
+            f"turns: expected at most {MAX_SHARES} shares and {MAX_CROSSED} vertices in their hops, got "
+            f"{moves * len(plan.shares)} and {moves * crossed}, as each share has {moves} images"
         )
     return replace(
         plan, shares=_in_order(plan, turns), link_load=tuple(_loads(plan.link_load, turns, network.capacity)), turns=()

@@ -61,7 +61,7 @@ def _circle(program: Program, cycle: list[Arc]) -> str:
     """A cycle, in backward order, as text."""
     tokens = sum(arc.tokens for arc in cycle)
     waits = [_describe(program, arc) for arc in _without_chains(cycle)]
-    return f"deadlock: a cycle of waits with {tokens} tokens, expected at least 1: " + "; ".join(waits)
+    return f"deadlock: a cycle of waits in which no step can start ({tokens} tokens, expected 1): " + "; ".join(waits)
 
 
 def _without_chains(cycle: list[Arc]) -> list[Arc]:

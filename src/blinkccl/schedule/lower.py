@@ -104,8 +104,8 @@ def _check_paths(forest: Forest) -> None:
             for path in tree.edges:
                 if len(path) < 2 or path[0] == path[-1]:
                     raise ScheduleError(
-                        f"share {index}: edge {list(path)} joins nothing; expected a path of at least two "
-                        "vertices with different ends"
+                        f"share {index}: edge {list(path)} is no path between two vertices; expected at least two "
+                        "vertices, with different ends"
                     )
 
 

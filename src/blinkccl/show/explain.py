@@ -187,7 +187,7 @@ def _fastest_lines(choice: Choice) -> list[str]:
     if slower:
         lines.append(f"slower  {', '.join(slower)}")
     if left:
-        least = f"{seconds_text(min(left.values()))} or longer, from the load of their fullest links"
+        least = f"at least {seconds_text(min(left.values()))} by the load of their fullest links"
         lines.append(f"        {', '.join(left)}: {least}, so not simulated")
     return lines
 

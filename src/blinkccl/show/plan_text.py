@@ -88,7 +88,7 @@ def order_lines(forest: Forest) -> list[str]:
     own, free = (gb_per_s_text(float(rate) * forest.topology.unit_gb_per_s) for rate in (forest.rate, forest.bound))
     return [
         f"order   {shortened(forest.order, ORDER_SHOWN)}, for every element, at any size, chunk and engine",
-        f"price   {float(forest.price):.2f}x: order-invariant {own}, in free order at most {free}",
+        f"price   {float(forest.price):.2f}x: {own} in this order, at most {free} in any order",
     ]
 
 
@@ -169,7 +169,7 @@ def _loads(forest: Forest, paint: Paint, bars: bool) -> list[str]:
         cells = [_load_cells(topology, arc, load) for arc, load in rows[:LINKS_SHOWN]]
         lines += columns(("link", "kind", "load", "full", "rate"), cells, (0, 1))
     if len(rows) > LINKS_SHOWN:
-        lines.append(f"  … and {len(rows) - LINKS_SHOWN} with at most this load (all of them: --json)")
+        lines.append(f"  … and {len(rows) - LINKS_SHOWN} more links with the same or less load (all of them: --json)")
     return lines
 
 
@@ -254,7 +254,7 @@ def _dual(dual: Dual, forest: Forest) -> list[str]:
     prices = [f"{u}→{v}: {price}" for u, v, price in dual.prices[:PRICES_SHOWN]]
     more = f", … {len(dual.prices) - PRICES_SHOWN} more" if len(dual.prices) > PRICES_SHOWN else ""
     return [
-        f"put these prices on a {unit_name(forest.topology)} of each link: {', '.join(prices)}{more};",
+        f"give each {unit_name(forest.topology)} of these links a price: {', '.join(prices)}{more}; others are free;",
         f"then all links together cost {dual.value}, and the cheapest way to serve the data once costs {dual.cost}:",
         _quotient(dual.value, dual.cost, dual.bound),
     ]

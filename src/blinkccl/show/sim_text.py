@@ -118,8 +118,8 @@ def sharing_text(best: Estimate, fair: Estimate) -> str:
     """The time of the fastest plan if links are shared fairly."""
     change = fair.seconds / best.seconds - 1
     return (
-        f"sharing         {best.name} takes {seconds_text(best.seconds)} with fifo links, "
-        f"{seconds_text(fair.seconds)} ({change:+.0%}) with fair ones\n"
+        f"sharing         {best.name} takes {seconds_text(best.seconds)} if links serve transfers in order (fifo), "
+        f"{seconds_text(fair.seconds)} ({change:+.0%}) if transfers share them (fair)\n"
     )
 
 

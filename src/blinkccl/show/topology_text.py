@@ -29,7 +29,7 @@ _STYLES = {
 }
 #: Limit on ranks of a whole matrix, enough for one server.
 _WHOLE = 8
-_ALIKE = "  A-B    ranks with equal cells; the crossing of their row and column is the cell of any two of them"
+_ALIKE = "  A-B    ranks with equal cells, in one row and column; where both cross is the cell of any two of them"
 #: Each host vertex is a PCIe root complex, of which a processor may have several.
 _TRANSIT = {"switch": "switch", "nic": "NIC", "host": "host bridge", "memory": "host memory"}
 

@@ -48,7 +48,7 @@ def test_all_means_the_choice_of_communicators_and_every_algorithm_that_serves()
     ]
     assert planned[0].program is None
     for star in ("one_hop", "flat"):
-        assert f"without {star}: its program equals that of optimal here" in notes
+        assert f"{star} is left out: its program is the same as that of optimal here" in notes
     assert any(note.startswith("without hybrid: hybrid needs PCIe") for note in notes)
     texts = [to_json(replace(each.program, forest_hash="")) for each in planned[1:]]
     assert len(set(texts)) == len(texts)

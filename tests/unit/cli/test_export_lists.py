@@ -41,7 +41,7 @@ def test_a_wrong_file_fails_the_check_and_a_broken_one_is_refused(blink, tmp_pat
     file.write_text(foreign_files.text(foreign_files.put_reduce_scatter()).replace('"sem_release"', '"nop"'))
     wrong = blink("check", file)
     assert wrong.code == 1
-    assert "GPU 0, thread block 1, operation 0 for semaphore 0 of GPU 0, and only 0 of 1 ever come" in wrong.out
+    assert "GPU 0, thread block 1, operation 0 for semaphore 0 of GPU 0, but only 0 of 1 are ever sent" in wrong.out
     assert json.loads(blink("check", file, "--json").out)["ok"] is False
     other = tmp_path / "broken.json"
     other.write_text('{"gpus": [], "name": "x"}')

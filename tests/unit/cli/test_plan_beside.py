@@ -69,7 +69,7 @@ def test_an_order_and_its_price_stand_in_text_file_and_check(blink, tmp_path):
         "plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0-2,4,6", "--deterministic", "order", "-o", plan
     ).out
     assert "order   0+1+2+(4+6), for every element, at any size, chunk and engine\n" in text
-    assert "price   1.43x: order-invariant 35 GB/s, in free order at most 50 GB/s\n" in text
+    assert "price   1.43x: 35 GB/s in this order, at most 50 GB/s in any order\n" in text
     checked = blink("check", plan).out
     assert "  ok  order: 0+1+2+(4+6), in every share\n" in checked
     blink("show", plan, "-o", tmp_path / "plan.html")

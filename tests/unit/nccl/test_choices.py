@@ -641,7 +641,7 @@ def test_copy_engines_serve_one_rank_per_gpu_of_a_process():
 
 def test_copy_engines_combine_a_number_of_messages():
     (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 2}"), ("one_shot",), BLOCKS, {}).by_key["allreduce", -1]
-    assert fault_of_program(one.program) == "rank 0 reduces 20 messages at once, but copy engines at most 19"
+    assert fault_of_program(one.program) == "rank 0 reduces 20 messages at once, but copy engines reduce at most 19"
     (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 1}"), ("one_shot",), BLOCKS, {}).by_key["allreduce", -1]
     assert fault_of_program(one.program) is None
 
@@ -670,7 +670,7 @@ def test_copy_engines_need_an_order_of_all_messages():
 def test_copy_engines_need_one_role_at_each_end():
     twice = loop(0, (0, (), (0,), True, False), (1, (), (0,), True, False))
     assert fault_of_loops([twice, loop(1, (1, (0,), (), False, True))]) == (
-        "several roles use one end of queue 0, but copy engines allow one role"
+        "several steps use one end of queue 0, but copy engines allow one step"
     )
 
 
@@ -684,5 +684,5 @@ def test_copies_get_memory_within_the_budget():
         assert with_copies.copy_slots == without_copies.slots
         assert max(group.layout(with_copies).segment_bytes) <= staging
     assert geometry(group, parts, Budget(32, 2 << 30), copies=True).copy_slot_bytes == 8 * MIB
-    with pytest.raises(UnsupportedError, match="of BLINK_STAGING_BYTES that copy engines leave"):
+    with pytest.raises(UnsupportedError, match=r"BLINK_STAGING_BYTES is .*; raise it \(copy engines leave \d+\)"):
         geometry(group, parts, Budget(32, 512 << 10), copies=True)

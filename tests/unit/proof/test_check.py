@@ -94,7 +94,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
     "cycle off the root": (
         A,
         put("shares", 0, "broadcast", [[5, 1], [6, 4], [4, 6]]),
-        "no edges that point away from the root join [4, 6] to the root 5",
+        "not one tree: [4, 6] have no path from the root 5",
     ),
     "contribution lost": (A, drop("shares", 0, "reduce", 2), "contributions of [4] never reach the root 5"),
     "delivery lost": (A, drop("shares", 0, "broadcast", 2), "slice 0 never reaches [4]"),
@@ -104,7 +104,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
     "tree root no rank": (B, put("shares", 0, "root", 8), "shares[0].root: 8 is none of the ranks"),
     "collective's root moved": (B, put("root", 1), "contributions of [1] never reach the root 0"),
     "reduce's root moved": (R, put("root", 0), "never reaches [0]"),
-    "weight changed": (A, put("shares", 0, "weight", "1/3"), "weigh 5/6 together, expected 1"),
+    "weight changed": (A, put("shares", 0, "weight", "1/3"), "slices sum to 5/6, expected 1"),
     "weight zero": (A, put("shares", 0, "weight", "0"), "shares[0].weight: expected a positive fraction"),
     "weight negative": (
         A,
@@ -112,7 +112,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
         "shares[0].weight: expected a positive fraction, got -1/2",
     ),
     "weights of one slice differ": (SHOT, put("shares", 1, "weight", "1/2"), "slice 0, which has weight 1"),
-    "share lost": (A, drop("shares", 1), "weigh 1/2 together"),
+    "share lost": (A, drop("shares", 1), "slices sum to 1/2"),
     "share doubled": (A, lambda plan: plan["shares"].append(plan["shares"][0]), "gets slice 0 twice"),
     "slice merged": (A, put("shares", 1, "slice", 0), "vertex 1 gets slice 0 twice"),
     "one-shot keeper lost": (SHOT, drop("shares", 3), "slice 0 never reaches [3]"),
@@ -123,8 +123,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
         both(put("shares", 1, "block", 2), put("shares", 2, "block", 1)),
         "contributions of [2] never reach the root 1",
     ),
-    "alltoall block turned": (S, put("shares", 1, "block", [1, 0]), "slices of block (0, 1) weigh 0"),
-    "stationary block lost": (S, drop("shares", 0), "slices of block (0, 0) weigh 0"),
+    "alltoall block turned": (S, put("shares", 1, "block", [1, 0]), "weights of block (0, 1)'s slices sum to 0"),
+    "stationary block lost": (S, drop("shares", 0), "weights of block (0, 0)'s slices sum to 0"),
     "path cut short": (S, drop("shares", 2, "broadcast", 1), "never reaches [2]"),
     "idle sender": (R, put("collective", "broadcast"), "has nothing to contribute"),
     "rate too high": (A, put("rate", "3"), "at the stated rate a link is over its capacity"),
@@ -168,7 +168,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
     "price changed": (O6, put("certificate", "prices", 0, [0, 1, "2"]), "value: 6 is stated, recomputed 7"),
     "dual's cost": (O6, put("certificate", "cost", "9"), "cost: 9 is stated, recomputed 10"),
     "dual's value": (O6, put("certificate", "value", "5"), "value: 5 is stated, recomputed 6"),
-    "dual without prices": (O6, put("certificate", "prices", []), "one S costs nothing"),
+    "dual without prices": (O6, put("certificate", "prices", []), "the data of a call costs 0"),
 }
 
 

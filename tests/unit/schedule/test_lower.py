@@ -206,9 +206,9 @@ def test_positions_and_ids_are_distinguished() -> None:
         ({"block": (0, 77)}, "vertex 77 is no rank"),
         ({"root": 77}, "visits vertex 77"),
         ({"reduce": Tree(2, ((0, 9), (9, 2)))}, "its reduce visits vertex 9, which is no rank"),
-        ({"reduce": Tree(2, ((0,),))}, "joins nothing"),
-        ({"broadcast": Tree(2, ((1, 1),))}, "joins nothing"),
-        ({"broadcast": Tree(2, ((),))}, "joins nothing"),
+        ({"reduce": Tree(2, ((0,),))}, "is no path between two vertices"),
+        ({"broadcast": Tree(2, ((1, 1),))}, "is no path between two vertices"),
+        ({"broadcast": Tree(2, ((),))}, "is no path between two vertices"),
     ],
 )
 def test_a_forest_without_a_program_is_an_error(change: dict[str, object], message: str) -> None:

@@ -59,7 +59,7 @@ def test_a_forest_and_its_program_have_one_order(forest: Forest, expected: str) 
 def test_a_ring_sums_every_part_in_an_order_of_its_own() -> None:
     ring = ring_allreduce(4)
     assert forest_order.order_of(ring) is order_of(lower(ring)) is None
-    assert forest_order.departure(ring) == "share 1, with root 1, sums (0+(2+3))+1, but share 0 0+((1+2)+3)"
+    assert forest_order.departure(ring) == "share 1 (root 1) sums in the order (0+(2+3))+1, but share 0 in 0+((1+2)+3)"
     faults = order_faults(lower(ring))
     assert len(faults) == 12  # three slices that differ, kept by four ranks
     assert "expected 0+((1+2)+3)" in faults[0]

@@ -173,7 +173,7 @@ def test_meaning(change: Callable[[Program], Program], message: str) -> None:
 def test_a_deadlock_is_reported_as_a_cycle_of_waits() -> None:
     wrong = role(role(CHAIN, 0, offset=0), 4, offset=1)
     assert violations(wrong, TOPOLOGY)[0] == (
-        "deadlock: a cycle of waits with -2 tokens, expected at least 1: "
+        "deadlock: a cycle of waits in which no step can start (-2 tokens, expected 1): "
         "rank 0, channel 0, step 0 (broadcast of share 0) waits for a chunk from "
         "rank 1, channel 0, step 0 (broadcast of share 0); "
         "rank 1, channel 0, step 0 (broadcast of share 0) runs after "
@@ -239,7 +239,7 @@ def test_one_slot_and_the_order_of_the_tick() -> None:
     ring = lower(ring_allreduce(4), slots=1)
     backward = replace(ring, roles=ring.roles[::-1])
     assert any(
-        text.startswith("deadlock: a cycle of waits with 0 tokens") and "frees one of 1 slot(s)" in text
+        text.startswith("deadlock: a cycle of waits in which no") and "frees one of 1 slot(s)" in text
         for text in violations(backward, clique(4))
     )
     assert violations(lower(ring_allreduce(4), slots=1), clique(4)) == []

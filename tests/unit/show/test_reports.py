@@ -50,7 +50,7 @@ def test_a_gpu_without_links_is_noted():
         ("dgx-1v", "broadcast", "and all of the data must cross them: at most 6"),
         ("dgx-1v", "allgather", "of the data must cross them: at most"),
         ("dgx-1v", "allreduce", "every element must cross between parts"),
-        ("oneway:6", "allreduce", "put these prices on a lane of each link"),
+        ("oneway:6", "allreduce", "give each lane of these links a price"),
     ],
 )
 def test_every_kind_of_certificate_has_words(spec, name, words):
@@ -94,7 +94,7 @@ def test_the_bound_is_marked_as_without_reduction_in_the_switch(spec, name, with
 def test_long_plans_are_cut_with_a_remark():
     text = plan_text(_plan("clique:12", "alltoall"))
     assert "… and 116 more (all of them: --json)" in text
-    assert "… and 92 with at most this load" in text
+    assert "… and 92 more links with the same or less load" in text
 
 
 def test_equal_stars_share_a_line():

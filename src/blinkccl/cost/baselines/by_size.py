@@ -78,7 +78,7 @@ class HybridJob:
     def at(self, size_bytes: int) -> Estimate:
         """The later end of both sets at the best of a few splits, because rates and parts depend on each other."""
         alone = self.nvlink.at(size_bytes)
-        best = replace(alone, name=self.name, detail=f"NVLink alone: PCIe would be slower with {self._wait()}")
+        best = replace(alone, name=self.name, detail=f"NVLink alone: PCIe would be slower after {self._wait()}")
         over_pcie = size_bytes // 2
         for _ in range(_ROUNDS):
             split = self.split(size_bytes, over_pcie)
@@ -93,7 +93,7 @@ class HybridJob:
         return best
 
     def _wait(self) -> str:
-        return f"a T_dpa of {self.t_dpa_s * 1e3:.2f} ms"
+        return f"{self.t_dpa_s * 1e3:.2f} ms to disable peer access"
 
 
 def prepare_hybrid(request: Request, conditions: Conditions) -> HybridJob:

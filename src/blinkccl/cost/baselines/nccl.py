@@ -247,12 +247,12 @@ def ring_baseline(request: Request) -> RingBaseline:
         if ring.over_cables(request.topology, request.ranks):
             return RingBaseline(None, reason=str(error).removeprefix("ring: ").removesuffix("; use --algo optimal"))
         if cables_of(request.topology):
-            return RingBaseline(None, reason="NCCL 2.4's rule closes none over NVLink and these cables")
+            return RingBaseline(None, reason="NCCL 2.4's rule finds no ring over NVLink and these cables")
         # The messages of ring advise users of --algo ring, so a baseline needs its own.
         if len({request.topology.vertex[rank].server for rank in request.ranks}) > 1:
-            return RingBaseline(None, reason="the network joins no ends of the servers' lines of GPUs")
+            return RingBaseline(None, reason="the network does not connect the servers' chains of GPUs into a ring")
         where = "" if request.links in PCIE_CHOICES else "no NVLink ring through all ranks, and "
-        return RingBaseline(None, reason=f"{where}no PCIe that would close one")
+        return RingBaseline(None, reason=f"{where}no ring over PCIe")
 
     def draw() -> Forest:
         return ring.on_rings(request, "ring", network, rings)

@@ -115,7 +115,7 @@ def fit(measurements: Sequence[Measurement], model: str = "ring") -> Fit:
     alpha_known, beta_known, warnings = _determined(sizes, *unsure)
     if alpha_known and beta_known and error[worst] > POOR:
         warnings.append(
-            f"one line fits to {error[worst]:.0%} only, worst at {measurements[worst].size_bytes:,} bytes: the "
+            f"the fitted line is {error[worst]:.0%} off at {measurements[worst].size_bytes:,} bytes: the "
             "algorithm or protocol may change between these sizes; fit fewer of them (-b, -e)"
         )
     return Fit(

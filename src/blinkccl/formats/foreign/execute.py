@@ -208,7 +208,7 @@ class PlanExecution(Generic[V]):
 
     def _deadlock(self, runs: Iterable[int], waits: dict[int, str]) -> None:
         """Report a deadlock; blocks whose post never comes are named first, since the others wait for them."""
-        stuck = sorted(runs, key=lambda number: "ever come" not in waits[number])
+        stuck = sorted(runs, key=lambda number: "ever sent" not in waits[number])
         named = "; ".join(waits[number] for number in stuck[:4])
         more = f"; and {len(stuck) - 4} more" if len(stuck) > 4 else ""
         self._fault(f"deadlock: {len(stuck)} thread block(s) wait forever: {named}{more}")
@@ -253,7 +253,7 @@ class PlanExecution(Generic[V]):
     def _await(self, me: _Thread, step: Await) -> Iterator[str]:
         while len(self._posts.get(step.counter, ())) < step.count:
             total = self._total[step.counter]
-            missing = f", and only {total} of {step.count} ever come" if total < step.count else ""
+            missing = f", but only {total} of {step.count} are ever sent" if total < step.count else ""
             yield f"{step.where} for {step.counter}{missing}"
         posts = self._posts.get(step.counter, [])[: max(0, step.count)]
         # If several blocks post, the first posts are unknown until all have come.

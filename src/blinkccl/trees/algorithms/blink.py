@@ -46,9 +46,7 @@ def plan(request: Request) -> Forest:
     """
     name = request.collective.name
     if name not in DRAFTS:
-        raise UnsupportedError(
-            f"blink has no trees for {name}, since the paper has one root per collective; use --algo optimal"
-        )
+        raise UnsupportedError(f"blink does not support {name}, only {', '.join(DRAFTS)}; use --algo optimal")
     view = rank_network_of(request.network, request.ranks)
     certificate = certificate_for(request.collective, request.ranks, view.topology)
     return forest_of(request, view, "blink", DRAFTS[name](request, view.network), certificate)

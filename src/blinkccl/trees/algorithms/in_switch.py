@@ -68,7 +68,7 @@ def in_switch_forest(topology: Topology, collective: Collective, ranks: Sequence
     view = rank_network_of(topology, tuple(ranks), switches)
     combining = tuple(i for i, vertex in enumerate(view.ids) if vertex in switches)
     if collective.name not in _STAGES:
-        raise UnsupportedError(f"{collective.name} has no trees for switches that reduce; use --algo optimal")
+        raise UnsupportedError(f"in_switch supports {', '.join(_STAGES)}, not {collective.name}; use --algo optimal")
     task = TreeTask(view.network, combining, *_STAGES[collective.name], _roots(collective))
     if len(ranks) > MOST_RANKS:
         raise UnsupportedError(
@@ -100,8 +100,8 @@ def _trees(task: TreeTask, cut: Cut) -> tuple[Fraction, tuple[InNetworkTree, ...
     unlike = len(dict.fromkeys(task.orbit.values()))
     if unlike > MOST_UNLIKE:
         raise UnsupportedError(
-            f"{unlike} links without an equivalent by symmetry are too many to plan with in-network reduction, "
-            f"expected at most {MOST_UNLIKE}; use --algo optimal"
+            f"in_switch plans at most {MOST_UNLIKE} different links, got {unlike} (counting links that are equal "
+            "by symmetry once); use --algo optimal"
         )
     return in_network_trees(task, cut.bound)
 

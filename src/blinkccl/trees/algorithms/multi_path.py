@@ -148,7 +148,7 @@ def water_filling(size_bytes: int, costs: Sequence[PathCost]) -> tuple[Fraction,
     Exact except for the rounding of parts. Cost: O(n log n) for n paths.
     """
     if size_bytes < 0 or not costs or any(cost.start_s < 0 or cost.bytes_per_s <= 0 for cost in costs):
-        raise UsageError(f"{size_bytes} bytes over {list(costs)}: expected a path, positive rates, nothing negative")
+        raise UsageError(f"{size_bytes} bytes over {list(costs)}: expected paths, rates above 0, sizes and starts ≥ 0")
     if size_bytes == 0:
         first = min(range(len(costs)), key=lambda place: costs[place].start_s)
         return tuple(Fraction(place == first) for place in range(len(costs)))

@@ -103,8 +103,8 @@ def _group_for(request: Request) -> tuple[NestedGroup, Forest | None]:
         return chain, candidate
     if len(request.ranks) > SOLVED:
         raise UnsupportedError(
-            f"--deterministic order with more than {SOLVED} ranks needs the ranks of each server one hop apart, but "
-            f"these {len(request.ranks)} are not; use fewer ranks, or leave it out"
+            f"--deterministic order allows at most {SOLVED} ranks if some of a server are more than one hop apart, got "
+            f"{len(request.ranks)}; use fewer ranks, or leave it out"
         )
     view = rank_network_of(request.network, request.ranks)
     count = len(request.ranks)

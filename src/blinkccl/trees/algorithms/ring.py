@@ -174,7 +174,7 @@ def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
     try:
         network = replace(request, links=links, relays=False).network
     except TopologyError as error:
-        raise UnsupportedError(f"ring: {why}, and PCIe closes none: {error}") from None
+        raise UnsupportedError(f"ring: {why}, and there is no ring over PCIe: {error}") from None
     return network, _fall_back(network, request.ranks, by_rank)
 
 

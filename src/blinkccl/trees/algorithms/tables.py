@@ -301,10 +301,10 @@ def _time_fault(time: Time, kind: str) -> str:
             limits = f"expected {least_chunk} to {MOST_CHUNK_BYTES} bytes and 0 to {MOST_PARTS} parts"
             return f"messages of {way.chunk_bytes} bytes in {way.parts} parts, {limits}"
     if kind == HOST and first.copied:
-        return f"protocol {COPIED} is for variants, not for the first way"
+        return f"the first variant of {first.algorithm} has protocol {COPIED}, which only later variants may have"
     for way in variants:
         if way.algorithm != first.algorithm or way.protocol not in ({first.protocol} if first.inline else {"", COPIED}):
-            return f"variants may differ in their messages only: {way.name} is no variant of {first.name}"
+            return f"expected variants of {first.name} that differ only in size and parts of messages, got {way.name}"
     return ""
 
 

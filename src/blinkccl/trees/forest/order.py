@@ -80,7 +80,7 @@ def departure(forest: Forest) -> str | None:
     for index, order in enumerate(by_share):
         if order != by_share[0]:
             other, first = (shortened(orders.text(each)) for each in (order, by_share[0]))
-            return f"share {index}, with root {forest.shares[index].root}, sums {other}, but share 0 {first}"
+            return f"share {index} (root {forest.shares[index].root}) sums in the order {other}, but share 0 in {first}"
     return None
 
 

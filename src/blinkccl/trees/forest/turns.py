@@ -144,8 +144,8 @@ def read_expanded(
     crossed = sum(len(path) for share in shares for tree in share.trees() for path in tree.edges)
     if moves * len(shares) > most_shares or moves * crossed > most_vertices:
         raise ScheduleError(
-            f"turns: {moves} images of each share; expected at most {most_shares} shares and {most_vertices} vertices "
-            "in their hops"
+            f"turns: expected at most {most_shares} shares and {most_vertices} vertices in their hops, got "
+            f"{moves * len(shares)} and {moves * crossed}, as each share has {moves} images"
         )
     known = frozenset(ranks)
     for i, share in enumerate(shares):

@@ -56,7 +56,7 @@ FAULTS = [
         "read",
         [(at(0, 0, 2), None)],
         "GPU 1, thread block 0, operation 8 for the signals of memory channel 0 from GPU 0 to GPU 1",
-        "and only 1 of 2 ever come",
+        "but only 1 of 2 are ever sent",
         "deadlock",
     ),
     Fault(
@@ -144,7 +144,7 @@ FAULTS = [
         "put",
         [(at(0, 0, 8), None)],
         "GPU 0, thread block 1, operation 0 for semaphore 0 of GPU 0",
-        "and only 0 of 1 ever come",
+        "but only 0 of 1 are ever sent",
         "deadlock",
     ),
     Fault(
@@ -160,7 +160,7 @@ FAULTS = [
         "port",
         [(at(0, 0, 4), None)],
         "GPU 1, thread block 0, operation 6 for the signals of port channel 0 from GPU 0 to GPU 1",
-        "and only 1 of 2 ever come",
+        "but only 1 of 2 are ever sent",
         "deadlock",
     ),
     Fault(
@@ -184,7 +184,7 @@ FAULTS = [
         "port",
         [(at(0, 0, 8), None)],
         "GPU 0, thread block 1, operation 1 for barrier 0 of GPU 0",
-        "and only 1 of 2 ever come",
+        "but only 1 of 2 are ever sent",
         "deadlock",
     ),
     Fault(
@@ -378,7 +378,7 @@ FAULTS = [
         "switch",
         [(at(0, 0, 5), None)],
         "GPU 1, thread block 0, operation 6 for the signals of memory channel 0 from GPU 0 to GPU 1",
-        "and only 1 of 2 ever come",
+        "but only 1 of 2 are ever sent",
         "deadlock",
     ),
     Fault(

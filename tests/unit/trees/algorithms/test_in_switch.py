@@ -141,7 +141,7 @@ def test_a_switch_without_the_property_does_not_reduce():
 def test_it_is_not_tried_for_a_job():
     assert "in_switch" not in ALGORITHMS
     assert algorithm("in_switch").plan(asked("hgx-h100", "allreduce")).algorithm == "in_switch"
-    with pytest.raises(UnsupportedError, match="no trees for switches that reduce"):
+    with pytest.raises(UnsupportedError, match=r"in_switch supports allreduce, .*, not alltoall"):
         algorithm("in_switch").plan(asked("hgx-h100", "alltoall"))
     with pytest.raises(UnsupportedError, match="a switch does not guarantee the order"):
         algorithm("in_switch").plan(replace(asked("hgx-h100", "allreduce"), deterministic="order"))
@@ -176,7 +176,7 @@ def test_unequal_servers():
     assert forest.optimal
     assert forest.algbw_gb_per_s == 175
     assert_right(forest)
-    with pytest.raises(UnsupportedError, match="links without an equivalent by symmetry are too many"):
+    with pytest.raises(UnsupportedError, match=r"in_switch plans at most 160 different links, got \d+"):
         planned(without_a_nic(with_every_switch(parse_spec("8x dgx-a100"))))
 
 

@@ -165,7 +165,7 @@ def test_servers_in_a_chain_have_a_tree_for_every_place_and_every_block() -> Non
 
 
 def test_algorithms_with_several_orders_are_refused_and_stars_accepted() -> None:
-    with pytest.raises(UnsupportedError, match=r"ring sums elements in several orders: share 1, with root 1, sums .*0"):
+    with pytest.raises(UnsupportedError, match=r"ring sums elements in several orders: share 1 \(root 1\) sums .*0"):
         ordered(asked("dgx-1v"), "ring")
     for name in ("one_hop", "flat", "one_shot"):
         assert ordered(asked("hgx-h100"), name).order == "0+1+2+3+4+5+6+7"
@@ -177,7 +177,7 @@ def test_other_objectives_are_refused() -> None:
             ordered(asked("dgx-1v", **wish))
     with pytest.raises(UsageError, match="--deterministic 'bits': expected order"):
         asked("dgx-1v", deterministic="bits")
-    with pytest.raises(UnsupportedError, match="more than 64 ranks"):
+    with pytest.raises(UnsupportedError, match="at most 64 ranks if"):
         ordered(asked("torus:9x9"))
 
 

@@ -179,5 +179,5 @@ def test_a_ring_of_four_is_three_hops_deep(collective: str) -> None:
 
 
 def test_a_chain_without_pcie_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"no NVLink ring .* exists, and PCIe closes none"):
+    with pytest.raises(UnsupportedError, match=r"no NVLink ring .* exists, and there is no ring over PCIe"):
         ALGORITHMS["ring"].plan(asked("chain:4", "allreduce", None))
