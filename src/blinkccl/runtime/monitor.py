@@ -54,6 +54,7 @@ class Monitor:
     """
 
     def __init__(self, bootstrap: Bootstrap, rank: int, on_failure: Callable[[BlinkError], None]) -> None:
+        self.own = 0  # calls of the group itself; messages number the user's calls
         self.cause: BlinkError | None = None
         #: Ranks that have left in order; from then on the group is not monitored any more.
         self.left: frozenset[int] = frozenset()
@@ -165,7 +166,6 @@ class Monitor:
         for rank, word in enumerate(self._words):
             other = first.setdefault(word.calls, rank)
             if word.call != self._words[other].call:
-                raise PlanMismatchError(
-                    f"ranks disagree on call {word.calls}: rank {other} calls {self._words[other].call}, rank {rank} "
-                    f"calls {word.call}; all ranks make the same calls in the same order"
-                )
+                calls = f"rank {other} calls {self._words[other].call}, rank {rank} calls {word.call}"
+                reason = "all ranks make the same calls in the same order"
+                raise PlanMismatchError(f"ranks disagree on call {word.calls - self.own}: {calls}; {reason}")

@@ -70,13 +70,15 @@ class SpanningGroup(HostGroup):
         self._begun = 0
         self._made = False
         self._monitor = Monitor(bootstrap, rank, self._fail)
+        deadline = time.monotonic() + deadline_s
         try:
-            self._connect(time.monotonic() + deadline_s)
+            self._connect(deadline)
             self._open()
             self.barrier()
             self.cost = self._measured()
             self._endpoint.count_from_here()
-            self._begun = 0
+            self._monitor.own = self._begun
+            self._monitor.agree(b"", deadline)  # a failure of the others' first call does not end this rank's creation
         except BaseException as error:
             raised = error if isinstance(error, BlinkError) else CommunicationError(f"{type(error).__name__}: {error}")
             cause = self._monitor.settle(raised, tell=True)
@@ -179,7 +181,7 @@ class SpanningGroup(HostGroup):
             raise self._explained(error, said, self.timeout_s if seconds is None else seconds) from error
 
     def _explained(self, error: CommunicationError, said: str, seconds: float) -> BlinkError:
-        where = f"call {self._begun} ({said})"
+        where = f"call {self._begun - self._monitor.own} ({said})"
         if isinstance(error, DeadlineError) and not self._monitor.left:
             behind = self._monitor.behind()
             reason = f"{ranks_text(behind)} had not come to it" if behind else str(error)
