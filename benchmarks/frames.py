@@ -2,9 +2,9 @@
 
     blink show plan.json -o plan.html; python benchmarks/frames.py plan.html ...
 
-For each action of a reader it prints the number of frames, the number of slow ones (more than 20 ms of processor time
-on the page's main thread), and the worst, by kind. Load of other processes does not count. Raster does not count
-either: it has its own threads and, if present, a GPU.
+For each action of a reader it prints the number of frames, the number of slow ones, and the worst, by kind. A frame is
+slow with more than 20 ms of processor time on the page's main thread. Load of other processes does not count.
+Raster does not count either: it has its own threads and, if present, a GPU.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     python benchmarks/ratios.py [--peer gloo,openmpi,mpich,impi=/prefix,…] [--ranks 2,4,8] [-o ratios.json]
 
-Ours (private buffers in and out of place, and shared tensors), every peer in every tuning, and the memory probe run in
-turns. A ratio is that of two medians of the same round, and the median over the rounds counts (``blink bench --help``).
-"memory" is the time of the least traffic through this memory in the same round, in percent of our time. "best" is the
-peer and tuning with the least median at that size and placement. Everything is float32 and sum. The table begins with
-the largest shortfall. Exit 1 if a goal is missed; a goal whose peer is missing is "not measured".
+Blink, every peer in every tuning, and the memory probe run in turns. Blink runs with private buffers in and out of
+place, and with shared tensors. A ratio is that of two medians of the same round, and the median over the rounds counts
+(``blink bench --help``). "memory" is the time of the least traffic through this memory in the same round, in percent
+of our time. "best" is the peer and tuning with the least median at that size and placement. Everything is float32 and
+sum. The table begins with the largest shortfall. Exit 1 if a goal is missed; a goal whose peer is missing is "not
+measured".
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 The models train in parallel on the same texts, a step of each in turn. The cost is the excess of a step over one whose
 hook sends nothing ("silent"): wall time as the mean of the ranks, and processor time of all threads of a process, of
-the rank with least, because the others waited more. "Calls" is its part in the engine: processor time of the threads
-that run it, from the call of the group to its end, with cold caches after a backward pass, of the rank with least in
+the rank with least, because the others waited more. "Calls" is its part in the engine, with cold caches after a
+backward pass: processor time of the engine's threads from a call of the group to its end, of the rank with least in
 that step. "One element" reduces one of each bucket, which leaves a call without data. "Beside" has shared buckets, and
 a thread that reduces them during the backward pass. All losses must be equal, bit for bit.
 """

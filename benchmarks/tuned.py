@@ -2,8 +2,8 @@
 
 At every measured size, these run in turns, in rounds: the rows of the table, the built-in choice with its variants, and
 every candidate of the tuner alone. A ratio is that of two times of one round, and the median over the rounds counts.
-Exit 1 if the table is more than 3 % slower than the built-in choice anywhere, or more than 5 % slower than the best
-fixed choice at more than a tenth of the sizes.
+The exit code is 1 if the table is more than 3 % slower than the built-in choice at any size. It is also 1 if the table
+is more than 5 % slower than the best fixed choice at more than a tenth of the sizes.
 
     blink tune -g 2 && python benchmarks/tuned.py [--ranks 2] [--rounds 9]
 """

@@ -5,10 +5,10 @@
 // increments `tail` in the receiver's memory; the receiver's stream waits for that. Both waits are stream memory
 // operations, so ranks in different processes share no events.
 //
-// A staged message goes into a slot in pinned host memory, with both counters there. A separate stream of the receiver
-// (one per peer and level) copies it into a slot of a second ring, on the receiver's GPU, and frees the host slot at
-// once. So one chunk is copied down while the next is copied up and the last is reduced. The main stream follows by an
-// event, and an event for each slot of that ring marks the end of its reading.
+// A staged message goes into a slot in pinned host memory, with both counters there. The receiver has a separate stream
+// per peer and level. It copies the message into a slot of a second ring, on the receiver's GPU, and frees the host
+// slot at once. So one chunk is copied down while the next is copied up and the last is reduced. The main stream
+// follows by an event, and an event for each slot of that ring marks the end of its reading.
 //
 // Streams: one per link, and a shared one for all trees that use the link at the same level (§4.2.2), which alternate
 // chunk by chunk. An execution runs in the stream of its first send; its other sends follow by events. One kernel

@@ -97,8 +97,8 @@ struct Bundle : blink_gpu_bundle {
   bool read_image(const Image& image, std::string* code, std::string* why) const;
 };
 
-// Reads and checks a bundle. False and `why` (file, row, expected, got) if the file is missing, cut off, damaged or of
-// another version, or if its numbers point outside its tables or the ranks' memory.
+// Reads and checks a bundle. False and `why` (file, row, expected, got) if the file is missing, incomplete, damaged or
+// of another version. False, too, if its numbers point outside its tables or the ranks' memory.
 bool read_bundle(const std::string& directory, Bundle* bundle, std::string* why);
 
 }  // namespace blink::shim

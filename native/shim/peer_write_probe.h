@@ -1,8 +1,8 @@
 // Checks before the first call that a rank's stores into its peers' memory arrive, through the mappings that kernels
 // use: IOMMUs and PCIe access control have been observed to lose such stores silently.
 //
-// Each end of a connection writes a probe behind the counter that it raises in the other end's memory, in an unused
-// part of the line, and that rank checks it. Nothing reads these bytes afterwards.
+// Each end of a connection raises a counter in the other end's memory. It writes a probe behind this counter, in an
+// unused part of the line, and the other rank checks it. Nothing reads these bytes afterwards.
 //
 // Copies write the probes, not a kernel. A store is lost because of its address, which is the same for both. LL128 also
 // needs lines of 128 bytes to arrive whole, but only a reader during the write could see that, never a probe that is

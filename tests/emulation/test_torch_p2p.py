@@ -1,7 +1,7 @@
 """``engines/torch_p2p`` over gloo with a thread per rank: deadlines and refusals.
 
-Real processes, tensors and a rank that dies are in torch_hosts.py; the conformance suite plays all plans, types and
-operations, and tests/property random programs.
+torch_hosts.py tests processes, tensors and a rank that dies. The conformance suite runs all plans, types and
+operations, tests/property runs random programs.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def ring(n: int = 4) -> Program:
     return lower(ALGORITHMS["ring"].plan(asked(f"ring:{n}")))
 
 
-@pytest.mark.parametrize("how", ["stays away", "another size"])
-def test_an_absent_rank_is_waited_for_until_the_deadline(how: str) -> None:
+@pytest.mark.parametrize("fault", ["makes no call", "another size"])
+def test_ranks_time_out_when_one_makes_no_call_or_another(fault: str) -> None:
     program, call = ring(3), CollectiveCall("allreduce", "float32", 90)
 
     def one(group: object) -> Exception | None:
         execution = TorchP2P(program, group)
-        away = execution._rank == 2
-        if away and how == "stays away":
+        faulty = execution._rank == 2
+        if faulty and fault == "makes no call":
             return None
-        tensor = torch.ones(100 if away else 90)
+        tensor = torch.ones(100 if faulty else 90)
         own = call._replace(elements=tensor.numel())
         with pytest.raises(CommunicationError) as failed:
             execution.run(own, tensor, tensor, deadline_s=1.0)
@@ -62,14 +62,14 @@ def test_an_absent_rank_is_waited_for_until_the_deadline(how: str) -> None:
     assert any("waited past the deadline for chunk" in text and "rank 2 (" in text for text in late), errors
 
 
-def test_a_program_for_another_number_of_ranks() -> None:
+def test_a_program_for_another_number_of_ranks_is_rejected() -> None:
     with ThreadPoolExecutor(2) as pool:
         group, _ = torch_p2p._local_groups(2, pool)
     with pytest.raises(UsageError, match="the program has 3 ranks, the process group 2"):
         TorchP2P(ring(3), group)
 
 
-def test_the_experiment_of_ring_against_library() -> None:
+def test_ring_against_library_reports_all_plans_and_sizes() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "ring_against_library.py"
     options = ["--nproc", "2", "--sizes", "4K,1M", "--iterations", "2", "--json"]
     done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=110)

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Pages and folders that are written plainly.
 PLAIN = (
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks", "docs", "examples", "reproduction"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks", "docs", "examples", "reproduction"),
     *(
         "native/backend",
         "native/bootstrap",
@@ -39,35 +39,14 @@ PLAIN = (
         "src/blinkccl/cli",
         "src/blinkccl/collectives",
         "src/blinkccl/cost",
+        "src/blinkccl/engines",
         "src/blinkccl/errors.py",
         "src/blinkccl/formats",
         "src/blinkccl/native",
         "src/blinkccl/nccl",
         "src/blinkccl/private_files.py",
         "src/blinkccl/proof",
-        "src/blinkccl/runtime/__init__.py",
-        "src/blinkccl/runtime/bootstrap.py",
-        "src/blinkccl/runtime/communicator.py",
-        "src/blinkccl/runtime/deterministic.py",
-        "src/blinkccl/runtime/dump.py",
-        "src/blinkccl/runtime/environment.py",
-        "src/blinkccl/runtime/group.py",
-        "src/blinkccl/runtime/heap.py",
-        "src/blinkccl/runtime/host_bundle.py",
-        "src/blinkccl/runtime/host_group.py",
-        "src/blinkccl/runtime/host_table.py",
-        "src/blinkccl/runtime/hosts.py",
-        "src/blinkccl/runtime/monitor.py",
-        "src/blinkccl/runtime/peer_info.py",
-        "src/blinkccl/runtime/plans.py",
-        "src/blinkccl/runtime/point_to_point.py",
-        "src/blinkccl/runtime/process.py",
-        "src/blinkccl/runtime/python_line.py",
-        "src/blinkccl/runtime/serial_executor.py",
-        "src/blinkccl/runtime/spanning_group.py",
-        "src/blinkccl/runtime/timeline.py",
-        "src/blinkccl/runtime/timeouts.py",
-        "src/blinkccl/runtime/ucx.py",
+        "src/blinkccl/runtime",
         "src/blinkccl/schedule",
         "src/blinkccl/schema.py",
         "src/blinkccl/show",
@@ -97,6 +76,7 @@ PLAIN = (
         "tests/mpi",
         "tests/perf",
         "tests/preload",
+        "tests/property",
         "tests/reproduction",
         "tests/simgrid",
         "tests/support",
@@ -107,6 +87,8 @@ PLAIN = (
         "tests/unit/codegen",
         "tests/unit/collectives",
         "tests/unit/cost",
+        "tests/unit/doubles",
+        "tests/unit/engines",
         "tests/unit/formats/foreign",
         "tests/unit/lab",
         "tests/unit/native",
@@ -127,15 +109,6 @@ PLAIN = (
         "tests/unit/trees/forest",
         "tests/unit/trees/packing",
     ),
-    # Engines sockets and torch_p2p are removed soon.
-    *(
-        str(path.relative_to(ROOT))
-        for folder in ("src/blinkccl/engines", "tests/unit/engines")
-        for path in (ROOT / folder).glob("*.py")
-        if path.stem not in ("sockets", "torch_p2p", "test_sockets")
-    ),
-    # test_hierarchy.py goes with the module that it tests.
-    *(f"tests/property/{p.name}" for p in sorted((ROOT / "tests/property").glob("*.py")) if p.stem != "test_hierarchy"),
 )
 #: The most of these words in a thousand, and of sentences with more than thirty words in a hundred.
 MOST_CLAUSES, MOST_LONG = 2.0, 2.0

@@ -1,23 +1,23 @@
-"""Runs a Program over TCP: a connection per queue, or two where it is staged.
+"""Execution of a Program over TCP: one connection per queue, or two if the queue is staged.
 
 A program has sites, and legs between them (:mod:`blinkccl.engines.sites`). A site executes the roles of each channel in
-the order of their ticks, and passes on, in their order, the messages of queues that are staged there. Where sites run
-does not matter here: :func:`run` has all of them in this process and connections on the loopback device, the laboratory
-(:mod:`blinkccl.apps.lab`) has a process per site.
+the order of their ticks. It also forwards, in order, the messages of queues that are staged there. :func:`run` has all
+sites in this process, with connections on the loopback device; the laboratory (:mod:`blinkccl.apps.lab`) has one
+process per site.
 
-**How deep a queue is.** A sender holds up to ``slots`` messages that the system has not taken yet, so a queue holds at
-least its slots, which is all that liveness needs. What lies in the two buffers of the connection comes on top, and
-keeps the link busy while a site does something else; it is a few chunks only (``buffer_bytes``), so that trees which
-share a link get it by their weights. TCP's own flow control holds back who is too fast: there are no credits.
+**Depth of a queue.** A sender holds up to ``slots`` messages that the system has not accepted yet. A queue thus holds
+at least its slots, and liveness needs no more. The two buffers of the connection hold a few more chunks
+(``buffer_bytes``) and keep the link busy while a site does other work. They are small, so trees that share a link get
+it by their weights. TCP's flow control slows fast senders: there are no credits.
 
-**How far trees drift apart.** A channel may be a few ticks ahead of the others of its rank (``_TICKS_AHEAD``). In the
-strict order of ticks one late message holds up all trees: an AllReduce of eight trees on 6 GPUs of a DGX-1P got 72 % of
-its plan. With no order between channels some trees run ahead and leave links to others for later: 87 % of a broadcast
-on a DGX-1V. With two ticks it is 97 and 96 %. Liveness is that of the strict order, which stays possible.
+**Distance between channels.** A channel may be a few ticks ahead of the others of its rank (``_TICKS_AHEAD``). In the
+strict order of ticks one late message delays all trees: an AllReduce of eight trees on 6 GPUs of a DGX-1P reached 72 %
+of its plan. Without an order between channels, some trees run ahead and the others use the links later: a broadcast on
+a DGX-1V reached 87 %. With two ticks they reach 97 and 96 %. The strict order stays possible, so liveness is the same.
 
-One thread per site and no locks: what has to wait for a connection is a generator, which the loop resumes when the
-system says that the connection can go on. A message is received when a role asks for it, straight into an array of its
-own, and sent from the array that the role computed.
+A site has one thread and no locks. A generator that waits for a connection is resumed by the loop when epoll reports
+the connection ready. A message is received into an array of its own when a role needs it, and sent from the array that
+the role computed.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.program import Program, Role
 
 Array = NDArray[Any]
-#: How many ticks a channel may be ahead of the others of its rank.
+#: The most ticks by which a channel may be ahead of the others of its rank.
 _TICKS_AHEAD = 2
-#: Small, so that queues are about as deep as they would be elsewhere.
+#: Size of a connection's buffers; small, so queues are about as deep as on a network.
 _LOOPBACK_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What a site waited for when it gave up: the next message of ``leg``, or that ``undelivered`` bytes get there."""
+    """A wait that passed the deadline: for the next message of ``leg``, or for delivery of ``undelivered`` bytes."""
 
     leg: Leg
     undelivered: int
@@ -63,32 +63,32 @@ class Stall:
 
 
 class _End(ABC):
-    """One end of a leg's connection. ``body`` waits for it, and ``what`` is the role and chunk that it is for."""
+    """One end of a leg's connection. ``body`` waits for it; ``execution`` is the role and chunk of the message."""
 
-    #: Of which the system is to tell.
+    #: The epoll events to wait for.
     events: ClassVar[int]
 
     def __init__(self, site: Site, leg: Leg, connection: socket.socket) -> None:
         self.site, self.leg, self.socket = site, leg, connection
         self.body: _Body | None = None
-        self.what: tuple[Role, int] | None = None
+        self.execution: tuple[Role, int] | None = None
         self.is_armed = False
         connection.setblocking(False)
 
     @property
     @abstractmethod
     def is_blocked(self) -> bool:
-        """Whether a body that yields it has to wait."""
+        """True if a body that yields this end has to wait."""
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """What the site waits for here."""
+        """The site's wait at this end, as a sentence for errors."""
 
     def _message(self) -> tuple[str, str]:
-        if self.what is None:
+        if self.execution is None:
             return "its messages", ""
-        role, chunk = self.what
+        role, chunk = self.execution
         return f"chunk {chunk} of channel {role.channel}", f" ({role.stage} of share {role.share})"
 
 
@@ -104,7 +104,7 @@ class _Inlet(_End):
         self._rest = memoryview(b"")
 
     def take(self, length: int, storage: np.dtype[Any]) -> Array | None:
-        """The next message, of ``length`` elements; None if it is not all here."""
+        """Return the next message, of ``length`` elements, or None if it is not complete."""
         if self._arriving is None:
             self._arriving = np.empty(length, storage)
             self._rest = self._arriving.view(np.uint8).data
@@ -112,7 +112,7 @@ class _Inlet(_End):
             try:
                 got = self.socket.recv_into(self._rest)
             except BlockingIOError:
-                # To be woken up when all is here and not for every packet; earlier where buffers are full.
+                # Wake up for the complete message, not for every packet; earlier if buffers are full.
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(self._rest))
                 return None
             except OSError as error:
@@ -131,7 +131,7 @@ class _Inlet(_End):
 
 
 class _Outlet(_End):
-    """The sender's end, with the messages that the system has not taken."""
+    """The sender's end, with the messages that the system has not accepted."""
 
     events = select.EPOLLOUT
 
@@ -144,12 +144,12 @@ class _Outlet(_End):
         return len(self._pending) >= self.leg.slots
 
     def put(self, value: Array) -> bool:
-        """Sends a message, or as much as goes; whether something is left to be sent."""
+        """Send as much of a message as the system accepts; True if a new wait for the rest is needed."""
         self._pending.append(value.view(np.uint8).data)
-        return self.flush() if len(self._pending) == 1 else False  # else it is being waited for already
+        return self.flush() if len(self._pending) == 1 else False  # else the end is waiting already
 
     def flush(self) -> bool:
-        """Sends what goes; whether something is left."""
+        """Send as much as the system accepts; True if bytes are left."""
         while self._pending:
             rest = self._pending[0]
             try:
@@ -189,25 +189,21 @@ def _lost(end: _End, error: OSError) -> CommunicationError:
 
 @dataclass(frozen=True)
 class Work:
-    """A call, sized: what all sites of it share."""
+    """A call and its chunks, shared by all its sites."""
 
     bound: Bound
     values: Arithmetic
 
     @classmethod
     def of(cls, program: Program, call: CollectiveCall, scales: Sequence[float] | None, chunk_bytes: int) -> Work:
-        """Refuses programs, types and operations that do not fit, before anything is sent."""
+        """Check program, type and operation before anything is sent; errors of Arithmetic, check_roles and bind."""
         values = Arithmetic.of(program.collective, call, scales)
         check_roles(program, relays=True)
         return cls(bind(program, call.elements, values.dtype.itemsize, chunk_bytes, even_chunks=True), values)
 
 
 class _Pace:
-    """Keeps the channels of a rank within some ticks of each other.
-
-    Without it a tree that meets no other would run ahead, and leave links to those that do, later and alone. In the
-    strict order of ticks, one message that is late would hold up all trees.
-    """
+    """A limit on the ticks between the channels of a rank (the module says why)."""
 
     def __init__(self, channels: int) -> None:
         self._ticks: list[float] = [0] * channels
@@ -215,7 +211,7 @@ class _Pace:
         self._ready: deque[_Body] = deque()
 
     def reach(self, channel: int, tick: float) -> None:
-        """This channel is at this tick."""
+        """Record the tick of a channel, and make waiting bodies ready if it is a later one."""
         if tick > self._ticks[channel]:
             self._ticks[channel] = tick
             self._ready.extend(self._waiting)
@@ -225,13 +221,13 @@ class _Pace:
         return self._ticks[channel] > min(self._ticks) + _TICKS_AHEAD
 
     def wait(self, body: _Body, ready: deque[_Body]) -> None:
-        """``body`` goes on, by way of ``ready``, when another channel has reached a later tick."""
+        """Append ``body`` to ``ready`` when another channel has reached a later tick."""
         self._waiting.append(body)
         self._ready = ready
 
 
 class Site:
-    """What one vertex does in a program, over its connections, which stay open from one execution to the next."""
+    """One vertex of a program, with connections that stay open between executions."""
 
     def __init__(self, sites: Sites, vertex: int, connections: Connections) -> None:
         self.sites, self.vertex, self.name = sites, vertex, sites.name(vertex)
@@ -241,16 +237,16 @@ class Site:
         }
 
     def bodies(self, work: Work, buffers: RankBuffers) -> list[_Body]:
-        """Generators that do the site's part of ``work``. They yield an end that is to be served before they go on.
+        """Generators that do the site's part of ``work``. They yield an end that has to be served before they continue.
 
-        That is an inlet whose message is not all here, or an outlet in which something is left, which they wait for
-        only if it is full.
+        An inlet is yielded while its message is incomplete. An outlet is yielded while bytes are left in it, but the
+        generator waits only if the outlet is full.
         """
         program = self.sites.program
-        here = [role for role in program.roles if program.vertices[role.rank] == self.vertex]
         channels: dict[int, list[Role]] = {}
-        for role in here:
-            channels.setdefault(role.channel, []).append(role)
+        for role in program.roles:
+            if program.vertices[role.rank] == self.vertex:
+                channels.setdefault(role.channel, []).append(role)
         staged = [queue for queue in self.inlets if queue in self.outlets]
         pace = _Pace(len(channels))
         return [
@@ -261,7 +257,7 @@ class Site:
     def _execute(
         self, work: Work, buffers: RankBuffers, roles: Sequence[Role], pace: _Pace, channel: int
     ) -> Iterator[_End | _Pace]:
-        """The roles of one channel here: receive, combine, keep, send, as :mod:`blinkccl.schedule.program` says."""
+        """Execute this site's roles of one channel: receive, reduce, keep, send (:mod:`blinkccl.schedule.program`)."""
         views = [role_views(work.bound, buffers, role, work.values) for role in roles]
         for place, chunk, span in work.bound.executions(roles):
             role, messages = roles[place], []
@@ -270,7 +266,7 @@ class Site:
                 yield pace
             for queue in role.receives:
                 inlet = self.inlets[queue]
-                inlet.what = role, chunk
+                inlet.execution = role, chunk
                 while (message := inlet.take(span.stop - span.start, work.values.dtype.storage)) is None:
                     yield inlet
                 messages.append(message)
@@ -280,17 +276,17 @@ class Site:
         pace.reach(channel, inf)
 
     def _pass_on(self, work: Work, queue: int) -> Iterator[_End]:
-        """The messages of a queue that is staged here, in the order in which its sender puts them in."""
+        """Forward the messages of a queue that is staged here, in the sender's order."""
         senders = [role for role in self.sites.program.roles if queue in role.sends]
         inlet, outlet = self.inlets[queue], self.outlets[queue]
         for place, chunk, span in work.bound.executions(senders):
-            inlet.what = senders[place], chunk
+            inlet.execution = senders[place], chunk
             while (message := inlet.take(span.stop - span.start, work.values.dtype.storage)) is None:
                 yield inlet
             yield from _put(outlet, message, senders[place], chunk)
 
     def stalls(self) -> list[Stall]:
-        """What has not come, and what has not been confirmed by who gets it."""
+        """Waits for messages that have not come, and for bytes that the receiver has not confirmed."""
         stalls = [Stall(end.leg, 0, end.words) for end in self.inlets.values() if end.body is not None]
         left = [(end, end.undelivered) for end in self.outlets.values()]
         return stalls + [Stall(end.leg, count, end.words) for end, count in left if count]
@@ -299,24 +295,24 @@ class Site:
 def _put(outlet: _Outlet, value: Array, role: Role, chunk: int) -> Iterator[_End]:
     while outlet.is_blocked:
         yield outlet
-    outlet.what = role, chunk
+    outlet.execution = role, chunk
     if outlet.put(value):
         yield outlet
 
 
-#: What yields ends that are to be served before it goes on, or that others of its rank are to catch up with it.
+#: A generator that yields an end to be served before it continues, or a pace if it is ahead of its rank's channels.
 _Body = Iterator["_End | _Pace"]
-#: A file that may become readable while sites work, and what to do then, which may raise.
+#: A file that may become readable while sites work, and the function to call then, which may raise.
 Watch = tuple[int, Callable[[], None]]
 
 
 def drive(
     sites: Sequence[Site], work: Work, buffers: RankBuffers, deadline_s: float, watch: Watch | None = None
 ) -> None:
-    """Does the parts of these sites, of which only ranks have ``buffers``, until all is done and sent.
+    """Do the parts of these sites until all data is sent; only ranks have ``buffers``.
 
-    Raises StalledError at the deadline, and PeerLostError (CommunicationError for a relay) when a connection breaks;
-    the connections are of no use then.
+    StalledError after the deadline; PeerLostError (CommunicationError for a relay) if a connection breaks. The
+    connections cannot be used again after an error.
     """
     with ExitStack() as stack, np.errstate(all="ignore"):  # an overflow to inf is a result
         loop = _Loop(stack.enter_context(select.epoll()), sites, time.monotonic() + deadline_s, watch)
@@ -324,12 +320,12 @@ def drive(
 
 
 class _Loop:
-    """Resumes bodies when the connections that they wait for can go on."""
+    """Resumes bodies when the connections that they wait for are ready."""
 
     def __init__(self, poll: select.epoll, sites: Sequence[Site], deadline: float, watch: Watch | None) -> None:
         self._poll, self._sites, self._deadline, self._watch = poll, sites, deadline, watch
         self._ends: dict[int, _End] = {}
-        #: How many ends there are of which the system is to say when they can go on.
+        #: The number of ends that epoll watches.
         self._armed = 0
         if watch is not None:
             poll.register(watch[0], select.EPOLLIN)
@@ -365,7 +361,7 @@ class _Loop:
             self._poll.modify(number, end.events | select.EPOLLONESHOT)
 
     def _served(self) -> Iterator[_Body]:
-        """Waits, if something is armed, and returns the bodies that can go on."""
+        """Wait for the armed ends, if any; yield the bodies that can continue."""
         left = self._deadline - time.monotonic()
         events = self._poll.poll(max(0.0, left)) if self._armed else []
         if left <= 0 and self._armed:
@@ -387,8 +383,8 @@ class _Loop:
         stalls = [stall for site in self._sites for stall in site.stalls()]
         more = f"; and {len(stalls) - 3} more" if len(stalls) > 3 else ""
         return StalledError(
-            f"past the deadline: {'; '.join(stall.words for stall in stalls[:3])}{more}. Are all ranks there, with the "
-            "same call and chunk_bytes, is every link up, and is the deadline long enough for this size?",
+            f"past the deadline: {'; '.join(stall.words for stall in stalls[:3])}{more}; check that every rank runs, "
+            "with the same call and chunk_bytes, that every link is up, and that the deadline suits the size",
             stalls,
         )
 
@@ -403,7 +399,7 @@ def run(
     in_place: bool = False,
     deadline_s: float = 60.0,
 ) -> list[Array | None]:
-    """Runs a collective once, all sites in this thread; see :class:`blinkccl.engines.registry.RunProgram`."""
+    """Run a collective once, all sites in this thread; see :class:`blinkccl.engines.registry.RunProgram`."""
     buffers = filled(program.collective, inputs, call.elements, call.dtype, in_place)
     work = Work.of(program, call, scales, chunk_bytes)
     sites = Sites(program)
@@ -415,11 +411,11 @@ def run(
 
 def _on_loopback(sites: Sites, stack: ExitStack) -> dict[int, Connections]:
     """Every site's connections, all in this process; ``stack`` closes them."""
-    found: dict[int, tuple[dict[int, socket.socket], dict[int, socket.socket]]] = {v: ({}, {}) for v in sites.vertices}
+    pairs: dict[int, tuple[dict[int, socket.socket], dict[int, socket.socket]]] = {v: ({}, {}) for v in sites.vertices}
     with listen("127.0.0.1") as listener:
         for leg in sites.legs:
             sender = stack.enter_context(socket.create_connection(listener.getsockname()))
             receiver = stack.enter_context(listener.accept()[0])
-            found[leg.path[0]][0][leg.queue] = prepare(sender, _LOOPBACK_BYTES)
-            found[leg.path[-1]][1][leg.queue] = prepare(receiver, _LOOPBACK_BYTES)
-    return {vertex: Connections(*both) for vertex, both in found.items()}
+            pairs[leg.path[0]][0][leg.queue] = prepare(sender, _LOOPBACK_BYTES)
+            pairs[leg.path[-1]][1][leg.queue] = prepare(receiver, _LOOPBACK_BYTES)
+    return {vertex: Connections(*pair) for vertex, pair in pairs.items()}

@@ -1,11 +1,11 @@
-"""Runs a Program over the send and recv of a process group of PyTorch: gloo, MPI, UCC, whatever matches by tags.
+"""Execution of a Program over send and recv of a PyTorch process group that matches by tags: gloo, MPI or UCC.
 
-Each rank executes its own roles in the order of their ticks. For every queue that ends here, receives are posted as
-many messages ahead as the queue has slots; a send is waited for when as many are under way. So a queue holds at least
-its slots, which is all that liveness needs. Operands are combined by :func:`blinkccl.collectives.ops.fold` in the order
-that the Program says: the bits are those of the reference engine. Messages travel as bytes, so any element type does.
-Tensors on a device are combined on the host. NCCL has no tags, and wants what depends on each other in one batch: it is
-refused.
+Each rank executes its own roles in the order of their ticks. It posts a receive for each slot of its incoming queues.
+It waits for the oldest send of a queue when as many sends as the queue has slots are in progress. A queue thus holds at
+least its slots, and liveness needs no more. :func:`blinkccl.collectives.ops.fold` reduces operands in the Program's
+order, so results equal those of the reference engine bit for bit. Messages are bytes, so any element type works.
+Tensors on a device are reduced on the host. NCCL is rejected: it has no tags, and it needs calls that depend on each
+other in one batch.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array = NDArray[Any]
-#: What MPI promises at least. A call's own tags keep calls that differ between ranks from being matched.
+#: The largest tag that every MPI allows. Each call has its own tags, so different calls do not match.
 _TAGS = 32767
-#: Of a local run, for its ranks to meet.
+#: Seconds in which the ranks of a local run have to connect.
 _MEET_S = 60.0
 
 
 class TorchP2P:
     """A program that the verifier accepts on a process group, or on a backend of one.
 
-    Rank i of the program is rank i of the group. Making one is a collective call, which waits for the others at most
-    ``deadline_s``: a PlanMismatchError if the ranks hold different programs.
+    Rank i of the program is rank i of the group. The constructor is a collective call, which waits for the others at
+    most ``deadline_s``; PlanMismatchError if the ranks hold different programs.
     """
 
     def __init__(self, program: Program, group: Any, *, deadline_s: float = 60.0) -> None:
@@ -90,14 +90,14 @@ class TorchP2P:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         deadline_s: float = 60.0,
     ) -> None:
-        """Runs the collective once; all ranks call it in the same order, with the same arguments.
+        """Run the collective once; all ranks call it in the same order, with the same arguments.
 
         ``send`` and ``recv`` are this rank's blocks, of any shape and layout, or None where the collective gives it
-        none; in place as in nccl.h. ``scale`` is this rank's scalar of ``premul_sum``. ``chunk_bytes`` is the wanted
-        size of a message: the default suits shared memory; networks want more.
+        none; in place as in nccl.h. ``scale`` is this rank's scalar of ``premul_sum``. ``chunk_bytes`` is the size of a
+        message: the default suits shared memory; networks need more.
 
-        Where tensors, type or operation do not fit nothing has been sent. After a DeadlineError or PeerLostError, which
-        name rank, chunk, channel and peer, this object, and with gloo the group, is of no use any more.
+        Tensors, type and operation are checked before anything is sent. DeadlineError and PeerLostError name rank,
+        chunk, channel and peer. After one of them this object, and with gloo the group, cannot be used again.
         """
         source = _as_array(self._program, self._rank, call, send, "input")
         target = _as_array(self._program, self._rank, call, recv, "output")
@@ -117,15 +117,16 @@ class TorchP2P:
         chunk_bytes: int,
         deadline_s: float,
     ) -> None:
-        """As :meth:`run`, on arrays; only this rank's are used."""
+        """Do the same as :meth:`run`, on arrays; only this rank's arrays are used."""
         if self._failed is not None:
             raise CommunicationError(f"this execution failed before ({self._failed}); make a new process group")
         values = Arithmetic.of(self._program.collective, call, scales)
         bound = bind(self._program, call.elements, values.dtype.itemsize, chunk_bytes)
         self._calls += 1
-        told = f"{self._hash} {self._calls} {call.elements} {call.dtype} {call.op} {chunk_bytes}"
+        identity = f"{self._hash} {self._calls} {call.elements} {call.dtype} {call.op} {chunk_bytes}"
         queues = max(1, len(self._program.queues))
-        first_tag = 1 + zlib.crc32(told.encode()) % max(1, _TAGS // queues) * queues  # 0 is other users' of the group
+        # Other users of the group have tag 0.
+        first_tag = 1 + zlib.crc32(identity.encode()) % max(1, _TAGS // queues) * queues
         deadline = time.monotonic() + deadline_s
         try:
             actor = _RankActor(self._group, bound, values, first_tag, deadline)
@@ -136,38 +137,40 @@ class TorchP2P:
             raise
 
     def _agree(self, deadline_s: float) -> None:
-        """Makes sure that all ranks hold the same program; the others' answers are waited for."""
+        """Compare the hashes of all ranks' programs; PlanMismatchError if they differ, DeadlineError if one is late."""
         import torch
 
-        mine = torch.tensor(list(self._hash.encode()), dtype=torch.uint8)
-        theirs = [torch.empty_like(mine) for _ in range(self._group.size())]
+        own_hash = torch.tensor(list(self._hash.encode()), dtype=torch.uint8)
+        hashes = [torch.empty_like(own_hash) for _ in range(self._group.size())]
         deadline = time.monotonic() + deadline_s
         try:
-            self._group.allgather([theirs], [mine]).wait(_left(deadline))
+            self._group.allgather([hashes], [own_hash]).wait(_left(deadline))
         except RuntimeError as error:
             kind = DeadlineError if time.monotonic() >= deadline else CommunicationError
             raise kind(f"rank {self._rank} could not compare the program with the other ranks: {error}") from error
-        others = [str(rank) for rank, their in enumerate(theirs) if not torch.equal(their, theirs[0])]
+        others = [str(rank) for rank, value in enumerate(hashes) if not torch.equal(value, hashes[0])]
         if others:
-            raise PlanMismatchError(f"the program of rank(s) {', '.join(others)} is not that of rank 0; give all one")
+            raise PlanMismatchError(
+                f"the program of rank(s) {', '.join(others)} is not that of rank 0; pass the same program on all ranks"
+            )
 
 
 class _RankActor:
-    """One rank in one call: its roles, and the messages that are under way to and from it."""
+    """One rank in one call: its roles, and its messages in progress."""
 
     def __init__(self, group: Any, bound: Bound, values: Arithmetic, first_tag: int, deadline: float) -> None:
         self._group, self._rank, self._bound, self._values = group, group.rank(), bound, values
         self._first_tag, self._deadline = first_tag, deadline
         program = bound.program
         self.roles = [role for role in program.roles if role.rank == self._rank and bound.extents[role.slice].chunks]
-        #: Per queue: its slots, the lengths of messages still to be received, and the receives and sends under way.
+        #: Per queue: its slots, the lengths of messages without a receive yet, and the receives and sends in progress.
         self._slots = {q: program.channels[role.channel].slots for role in program.roles for q in role.sends}
         self._expected: dict[int, deque[int]] = {}
         self._arriving: dict[int, deque[tuple[Any, Array]]] = {}
         self._leaving: dict[int, deque[tuple[Any, Array, str]]] = {}
 
     def go(self, views: Sequence[RoleViews]) -> None:
-        """Executes the roles tick by tick, then waits until all has been sent."""
+        """Execute the roles tick by tick, then wait for all sends."""
         schedule = list(self._bound.executions(self.roles))
         for place, _, span in schedule:
             for queue in self.roles[place].receives:
@@ -183,19 +186,19 @@ class _RankActor:
                 self._sent(queue)
 
     def _execute(self, role: Role, view: RoleViews, chunk: int, span: slice) -> None:
-        """One execution: receive, combine, keep, send, as :mod:`blinkccl.schedule.program` says."""
+        """Execute a role for one chunk: receive, reduce, keep, send (:mod:`blinkccl.schedule.program`)."""
         messages = [self._received(queue, role, chunk) for queue in role.receives]
         value = execute(role, view, span, messages, self._values)
         for queue in role.sends:
             if len(self._leaving.setdefault(queue, deque())) >= self._slots[queue]:
                 self._sent(queue)
             peer = self._bound.program.queues[queue].dst
-            what = _words(role, chunk, f"to rank {peer}")
-            work = self._try(partial(self._group.send, [_as_tensor(value)], peer, self._first_tag + queue), what, peer)
-            self._leaving[queue].append((work, value, what))
+            message = _words(role, chunk, f"to rank {peer}")
+            send = partial(self._group.send, [_as_tensor(value)], peer, self._first_tag + queue)
+            self._leaving[queue].append((self._try(send, message, peer), value, message))
 
     def _received(self, queue: int, role: Role, chunk: int) -> Array:
-        """The next message of a queue; the receive of a later one takes its place."""
+        """The next message of a queue; posts the receive of a later one."""
         peer = self._bound.program.queues[queue].src
         work, message = self._arriving[queue].popleft()
         self._try(lambda: work.wait(_left(self._deadline)), _words(role, chunk, f"from rank {peer}"), peer)
@@ -210,22 +213,22 @@ class _RankActor:
             self._arriving[queue].append((self._try(receive, f"a message from rank {peer}", peer), message))
 
     def _sent(self, queue: int) -> None:
-        """Waits for the oldest message that leaves by a queue."""
-        work, _, what = self._leaving[queue].popleft()
-        self._try(lambda: work.wait(_left(self._deadline)), what, self._bound.program.queues[queue].dst)
+        """Wait for the oldest send of a queue."""
+        work, _, message = self._leaving[queue].popleft()
+        self._try(lambda: work.wait(_left(self._deadline)), message, self._bound.program.queues[queue].dst)
 
-    def _try(self, step: Any, what: str, peer: int) -> Any:
-        """What ``step`` returns; its error says what this rank waited for, and from whom."""
+    def _try(self, step: Any, message: str, peer: int) -> Any:
+        """The result of ``step``; errors name this rank, the message and the peer."""
         try:
             return step()
         except RuntimeError as error:
             if time.monotonic() >= self._deadline:
                 raise DeadlineError(
-                    f"rank {self._rank} waited past the deadline for {what}; do all ranks make this call, with "
-                    "the same count, type, operation and chunk_bytes, and is the deadline long enough for this size?"
+                    f"rank {self._rank} waited past the deadline for {message}; check that all ranks make this call, "
+                    "with the same count, type, operation and chunk_bytes, and that the deadline suits the size"
                 ) from error
             reason = " ".join(str(error).split())
-            raise PeerLostError(peer, f"rank {self._rank} waited for {what}: {reason}") from error
+            raise PeerLostError(peer, f"rank {self._rank} waited for {message}: {reason}") from error
 
 
 def _words(role: Role, chunk: int, peer: str) -> str:
@@ -233,19 +236,19 @@ def _words(role: Role, chunk: int, peer: str) -> str:
 
 
 def _left(deadline: float) -> timedelta:
-    """What is left; never 0, which torch takes for "no deadline"."""
+    """The time left; never 0, because torch reads 0 as no deadline."""
     return timedelta(seconds=max(0.001, deadline - time.monotonic()))
 
 
 def _as_tensor(array: Array) -> Tensor:
-    """The same memory as bytes."""
+    """A tensor of bytes on the same memory."""
     import torch
 
     return torch.from_numpy(array.view(np.uint8))
 
 
 def _as_array(program: Program, rank: int, call: CollectiveCall, tensor: Tensor | None, side: str) -> Array | None:
-    """The tensor's elements, one after the other: its own memory where it is contiguous and on the CPU, else a copy."""
+    """The tensor's elements in order: its own memory if it is contiguous and on the CPU, else a copy."""
     import torch
 
     collective = program.collective
@@ -256,7 +259,7 @@ def _as_array(program: Program, rank: int, call: CollectiveCall, tensor: Tensor 
     if tensor is None:
         return None
     if tensor.layout != torch.strided:
-        raise UnsupportedError(f"{where} is sparse: give its values")
+        raise UnsupportedError(f"{where} is sparse; pass its values")
     if tensor.dtype != getattr(torch, call.dtype, None):
         raise UsageError(f"{where} is {tensor.dtype}; expected {call.dtype}")
     if tensor.numel() != blocks * call.elements:
@@ -280,7 +283,7 @@ def run(
     in_place: bool = False,
     deadline_s: float = 60.0,
 ) -> list[Array | None]:
-    """Runs a collective once over gloo, a thread per rank; see :class:`blinkccl.engines.registry.RunProgram`."""
+    """Run a collective once over gloo, a thread per rank; see :class:`blinkccl.engines.registry.RunProgram`."""
     buffers = filled(program.collective, inputs, call.elements, call.dtype, in_place)
     size = len(program.ranks)
     with _one_at_a_time, ThreadPoolExecutor(size, "blink-torch-p2p") as pool:
@@ -292,20 +295,20 @@ def run(
         futures = [pool.submit(one, group) for group in _local_groups(size, pool)]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
-            del _local[size]  # gloo's connections do not survive a call that one rank has left
+            del _local[size]  # gloo's connections do not survive a call that failed on a rank
             raise next((error for error in errors if isinstance(error, DeadlineError)), errors[0])
     return list(buffers.outputs)
 
 
 def _local_groups(size: int, pool: ThreadPoolExecutor) -> list[Any]:
-    """A backend of gloo per rank, all in this process; they stay for the next call of so many ranks."""
+    """A gloo backend per rank, all in this process; kept for later calls with the same number of ranks."""
     if size not in _local:
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_gloo_available()):
             raise UnsupportedError("this PyTorch has no gloo")
         store, options = dist.HashStore(), dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="localhost")]  # nothing to reach from outside
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="localhost")]  # not reachable from other hosts
         options._timeout = timedelta(seconds=_MEET_S)
         _local[size] = list(pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, size, options), range(size)))
     return _local[size]

@@ -1,4 +1,4 @@
-"""Stores: where rank 0 publishes the address and the token at which the ranks of a job meet, named by URL.
+"""Stores, named by URL, in which rank 0 publishes the address and the token that connect the ranks of a job.
 
 | URL                    | kind             | for                                                            |
 |------------------------|------------------|----------------------------------------------------------------|
@@ -6,11 +6,11 @@
 | `tcp://host:port`      | `TcpStore`       | any ranks: rank 0 serves                                       |
 | `torch://host:port`    | `TorchStore`     | torch's own store, which rank 0 serves                         |
 | `torchrun://host:port` | `TorchStore`     | torch's own store, which torchrun's agent serves               |
-| `mpi://`               | `TcpStore`       | ranks of an MPI job: rank 0 serves, and MPI says where         |
+| `mpi://`               | `TcpStore`       | ranks of an MPI job: rank 0 serves, MPI broadcasts its address |
 
-A store of torch that somebody else made is one, too. Keys are text, values bytes. Setting a key again replaces
-its value; a reader sees the old value or the new one, never a part of either. Waiting is looking again, with growing
-pauses up to 20 ms: no store needs to know how to wake anybody.
+`TorchStore` also wraps a store that the caller made. Keys are text, values are bytes. Setting a key again replaces its
+value; a reader sees the old value or the new one, never a part of either. A wait polls, with growing pauses up to
+20 ms, so a store needs no way to wake readers.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ from blinkccl.private_files import private_directory, write_at_once
 from blinkccl.runtime.environment import prepare
 from blinkccl.runtime.peer_info import package_version
 
-#: Limits that no honest rank comes near, and that keep a stranger's garbage small.
+#: Limits far above the needs of ranks, which bound the input of strangers.
 MAX_KEY_BYTES = 1 << 10
 MAX_VALUE_BYTES = 1 << 20
-#: What all values of a server may hold, how many threads its process may have, and how long a pause in a request is.
+#: Limits of a server: bytes of all values, threads of its process, and seconds of a pause in a request.
 MAX_TABLE_BYTES = 1 << 28
 MAX_THREADS = 512
 REQUEST_S = 5.0
-ANSWER_S = 30.0
-#: Every version's protocol has a name that begins so.
+ANSWER_S = 30.0  # a caller's timeout
+#: The prefix of the protocol's name in every version.
 _FAMILY = "BLINKST"
 MAGIC = f"{_FAMILY}4"
-#: How long rank 0 goes on serving to say why it gave up, and how often it looks whether another serves in its place.
+#: Seconds for which rank 0 still serves its error after it gave up, and between its checks for another rank 0 there.
 FAREWELL_S = 1.0
 LOOK_S = 0.5
-#: How long one of rank 0's addresses is tried.
+#: Seconds for which a rank tries one of rank 0's addresses, or retries a request that the server dropped.
 REACH_S = 2.0
 _SIOCGIFADDR = 0x8915
 
 
 class Pauses:
-    """Pauses that grow: a wait that ends soon costs little time, one that lasts costs little work."""
+    """Growing pauses: a short wait ends without delay, and a long one polls rarely."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._next_s = 0.0005
 
     def pause(self) -> bool:
-        """Sleeps, but not past the deadline; False if the deadline has passed."""
+        """Sleep, but not past the deadline; False if the deadline has passed."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             return False
@@ -88,38 +88,38 @@ class Pauses:
 class Store(ABC):
     """A few small values by name, which all ranks of a job can read.
 
-    CommunicationError where the store itself is lost, ValueError for a key or a value beyond the limits above.
+    CommunicationError if the store itself is lost, ValueError for a key or a value beyond the limits above.
     """
 
     @abstractmethod
     def set(self, key: str, value: bytes) -> None:
-        """Puts ``value`` under ``key``, in place of what was there."""
+        """Set ``key`` to ``value``, and replace an earlier value."""
 
     @abstractmethod
     def peek(self, key: str) -> bytes | None:
-        """What is under ``key`` now; None: nothing."""
+        """The value of ``key`` at this moment, or None."""
 
     def host(self) -> str | None:
-        """The host at which ranks of several hosts reach it; None: only ranks of one host do."""
+        """The host at which ranks of several hosts reach the store; None if it serves one host only."""
         return None
 
-    # Of a store that rank 0 serves itself, rank 0 learns who comes, and tells those that come late. Elsewhere nothing.
+    # Rank 0 learns the callers of a store that it serves itself, and answers late ones. Other stores do nothing.
 
     def check_callers(self) -> None:
-        """PlanMismatchError if somebody came who shows that ranks differ in version, or that there are two ranks 0."""
+        """Raise PlanMismatchError if a caller has another version, or claims to be rank 0 as well."""
         return
 
     def all_came(self) -> None:
-        """The ranks have met: whoever is another rank 0 from now on is a stranger, and told so."""
+        """Record that all ranks have met; a later rank 0 gets an error and does not fail this job."""
         return
 
     def give_up(self, error: CommunicationError, size: int) -> None:
-        """Tells those of ``size`` ranks that come for the first time why there will be no group; takes a second."""
+        """Send ``error`` to those of ``size`` ranks that come for the first time, for at most about a second."""
         return
 
 
 def check(key: str, value: bytes = b"") -> bytes:
-    """``key`` in bytes; ValueError if it is empty, or either is longer than any store takes."""
+    """Encode ``key``; ValueError if it is empty, or if key or value exceed the limits of all stores."""
     encoded = key.encode()
     if not 1 <= len(encoded) <= MAX_KEY_BYTES:
         raise ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes, got {len(encoded)}")
@@ -129,7 +129,7 @@ def check(key: str, value: bytes = b"") -> bytes:
 
 
 class MemoryStore(Store):
-    """For a rank that is alone in its job, and meets nobody."""
+    """A store in this process's memory, for a job of one rank."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
@@ -145,10 +145,10 @@ class MemoryStore(Store):
 
 
 class FileStore(Store):
-    """A store in ``directory``, which is made (mode 0700) if it is not there.
+    """A store in ``directory``, which is created with mode 0700 if it is missing.
 
-    The directory is this user's alone, so nobody else can answer in a rank's place: LaunchError if it cannot be made,
-    is a link or no directory, or others may get in.
+    The directory is private to this user, so other users cannot act as a rank. LaunchError if it cannot be created, is
+    a link or no directory, or is open to other users.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -174,26 +174,26 @@ class FileStore(Store):
             raise CommunicationError(f"cannot read key {key!r} in {self}: {error}") from error
 
     def _path(self, encoded: bytes, key: str) -> Path:
-        name = "k" + quote(key, safe="")  # no name begins with a dot, so none is another's unfinished file
+        name = "k" + quote(key, safe="")  # unfinished files begin with a dot, keys' names do not
         return self.directory / (name if len(name) <= 200 else "h" + sha256(encoded).hexdigest())
 
 
 class TcpStore(Store):
     """The store that rank 0 serves at ``host``:``port``, for any rank of any host.
 
-    A connection is one request and its answer, and has a thread and a few seconds: nothing that a stranger sends, or
-    does not send, can stop the server. Nobody proves who he is here: on a network that others share, take another way
-    to meet. Each is a line of words, and as many bytes as its last word says:
+    A connection is one request and its answer. It has a thread and a few seconds, so nothing that a stranger sends, or
+    does not send, can stop the server. Callers are not authenticated: use another store on a network that you share
+    with others. Request and answer are a line of words, and a body with as many bytes as the last word gives:
 
-        request    BLINKST4, the rank, who that is, S (set), P (peek) or I (is it you?), the key in hexadecimal, bytes
-        answer     BLINKST4, + (there it is), - (nothing is there), ! (ranks differ) or x (it has given up), bytes
+    - request: BLINKST4, the rank, its process, S (set), P (peek) or I (identify), the key in hexadecimal, bytes
+    - answer: BLINKST4, + (value), - (no value), ! (ranks differ) or x (rank 0 gave up, or the store is full), bytes
 
-    What stays in all versions: that a name tells them apart, the next two words of a request, and the answer "!" with
-    a sentence.
+    Fixed in all versions are the version as first word, a request's next two words, and "!" with a message as body.
 
-    Port 0 takes a free one, which ``port`` then tells. A server serves until :meth:`close` or the end of its process;
-    LaunchError if it cannot. Others try to reach it until ``deadline`` (``time.monotonic()``): RendezvousTimeout if
-    nobody answers, CommunicationError if what answers is no store, PlanMismatchError if it is another version's.
+    Port 0 selects a free port, and ``port`` then holds it. The server runs until :meth:`close` or the end of its
+    process; LaunchError if it cannot listen. Other ranks try to connect until ``deadline`` (``time.monotonic()``):
+    RendezvousTimeout without an answer, CommunicationError if the answer is not a store's, PlanMismatchError if it is
+    another version's.
     """
 
     def __init__(self, host: str, port: int, *, rank: int, deadline: float) -> None:
@@ -201,11 +201,11 @@ class TcpStore(Store):
         self.port = port
         self._process = os.getpid()
         self._server: _Server | None = None
-        who = f"process {os.getpid()} on {platform.node()} with version {package_version()}"
-        self._caller = f"{rank} {quote(who)}"
+        process = f"process {os.getpid()} on {platform.node()} with version {package_version()}"
+        self._caller = f"{rank} {quote(process)}"
         self._next_look = 0.0
         if rank == 0:
-            self._server = self._serving(who)
+            self._server = self._serving(process)
             self.port = self._server.server_address[1]
             return
         pauses = Pauses(deadline)
@@ -218,28 +218,28 @@ class TcpStore(Store):
                     raise RendezvousTimeout(
                         [0],
                         [],
-                        f"nobody serves a store at {host}:{port}, where rank 0 should ({error}); is rank 0 "
-                        "running, and is this its host?",
+                        f"rank 0 does not serve a store at {host}:{port} ({error}); check that rank 0 runs, and that "
+                        "this is its host",
                     ) from error
 
-    def _serving(self, who: str) -> _Server:
+    def _serving(self, process: str) -> _Server:
         place = os.getpid(), self._host, self.port
-        if (server := _servers.get(place)) is not None:  # of a job of this process before
+        if (server := _servers.get(place)) is not None:  # from an earlier job of this process
             server.begin()
             return server
         try:
-            server = _Server(self._host, self.port, who)
+            server = _Server(self._host, self.port, process)
             if self.port:
                 _servers[place] = server
             threading.Thread(target=server.serve_forever, args=(0.2,), name="blink-store", daemon=True).start()
             return server
         except OSError as error:
             with suppress(OSError, CommunicationError):
-                self._ask("I", b"?", b"", LOOK_S)  # if it is a rank 0, its job shall know of this one
+                self._ask("I", b"?", b"", LOOK_S)  # if another rank 0 listens there, its job learns of this one
             raise LaunchError(
-                f"rank 0 cannot serve the store at {self._host}:{self.port}: {error}; BLINK_STORE=tcp://HOST:PORT "
-                "names the host of rank 0 and a free port there (is torch.distributed, another job, or another rank 0 "
-                "using it?)"
+                f"rank 0 cannot serve the store at {self._host}:{self.port}: {error}; set BLINK_STORE=tcp://HOST:PORT "
+                "to the host of rank 0 and a free port there (torch.distributed, another job or another rank 0 may "
+                "use this one)"
             ) from error
 
     def __str__(self) -> str:
@@ -252,7 +252,7 @@ class TcpStore(Store):
         return self._request("P", check(key), b"")
 
     def close(self) -> None:
-        """Serves no longer; may be called twice."""
+        """Stop the server; may be called twice."""
         server, self._server = self._server, None
         if server is not None and self._process == os.getpid():
             _servers.pop((self._process, self._host, self.port), None)
@@ -260,7 +260,7 @@ class TcpStore(Store):
             server.server_close()
 
     def serves_at(self, address: str) -> None:
-        """Others reach this server, which listens at all of its host's addresses, at this one."""
+        """Set the address at which other ranks reach this server; it listens at all of its host's addresses."""
         self._host = address
 
     def host(self) -> str | None:
@@ -273,7 +273,7 @@ class TcpStore(Store):
             raise PlanMismatchError(self._server.problem)
         if is_local(self._host) or time.monotonic() < self._next_look:
             return
-        with suppress(OSError):  # not every host reaches itself at an address of its own
+        with suppress(OSError):  # some hosts cannot connect to their own address
             self._ask("I", self._server.secret, b"", LOOK_S)
         self._next_look = time.monotonic() + LOOK_S
 
@@ -283,13 +283,13 @@ class TcpStore(Store):
 
     def give_up(self, error: CommunicationError, size: int) -> None:
         server = self._server
-        if server is None or server.have_met:  # the job goes on, whatever became of one of its groups
+        if server is None or server.have_met:  # the job continues after one of its groups failed
             return
         server.farewell = ("!" if isinstance(error, PlanMismatchError) else "x"), str(error).encode()
         end = time.monotonic() + (0.0 if isinstance(error, DeadlineError) else FAREWELL_S)
         while time.monotonic() < end and len(server.came) < size - 1:
             time.sleep(0.02)
-        time.sleep(0.1)  # who came is told before the process ends
+        time.sleep(0.1)  # answers are sent before the process ends
 
     def _request(self, operation: str, key: bytes, value: bytes) -> bytes | None:
         if self._server is not None:
@@ -299,10 +299,10 @@ class TcpStore(Store):
             try:
                 return self._ask(operation, key, value, ANSWER_S)
             except OSError as error:
-                # A crowd of strangers was sent away, and this rank with it: a server that has ended refuses.
+                # A server with too many callers closes connections, a server that has ended refuses them.
                 if isinstance(error, ConnectionResetError | _HungUpError) and pauses.pause():
                     continue
-                raise PeerLostError(0, f"it served {self}, which is closed or has not answered: {error}") from error
+                raise PeerLostError(0, f"its store {self} is closed or does not answer: {error}") from error
 
     def _ask(self, operation: str, key: bytes, value: bytes, timeout_s: float) -> bytes | None:
         with socket.create_connection((self._host, self.port), timeout_s) as connection:
@@ -312,25 +312,25 @@ class TcpStore(Store):
                     (magic, status, length) = words = _words(answer)
                     if status != "!" and magic != MAGIC:
                         raise ValueError(f"expected {MAGIC!r}, got {' '.join(words)[:20]!r}")
-                    found = _content(answer, length)
+                    body = _content(answer, length)
                 except ValueError as error:
                     raise CommunicationError(
-                        f"what listens at {self._host}:{self.port} is no store of this version of Blink ({error}); "
-                        "give the job a port of its own in BLINK_STORE"
+                        f"{self._host}:{self.port} does not answer as a store of this version of Blink ({error}); "
+                        "set a port in BLINK_STORE that only this job uses"
                     ) from None
         if status == "!":
-            raise PlanMismatchError(found.decode(errors="replace"))
+            raise PlanMismatchError(body.decode(errors="replace"))
         if status == "x":
-            raise CommunicationError(f"rank 0, which serves {self}, says: {found.decode(errors='replace')}")
-        return found if status == "+" else None
+            raise CommunicationError(f"rank 0, which serves {self}, reports: {body.decode(errors='replace')}")
+        return body if status == "+" else None
 
 
 class _HungUpError(ConnectionError):
-    """The other end has closed the connection, in order and too early."""
+    """The other end closed the connection before the end of a message."""
 
 
 def _words(file: BufferedIOBase) -> list[str]:
-    """The words of a line, of which the first names a version; ValueError: it is none."""
+    """The words of a line; ValueError if the first one is not a version of the protocol."""
     line = file.readline(2 * MAX_KEY_BYTES + 512)
     if not line:
         raise _HungUpError("hung up")
@@ -341,7 +341,7 @@ def _words(file: BufferedIOBase) -> list[str]:
 
 
 def _content(file: BufferedIOBase, length: str) -> bytes:
-    """As many bytes as a line's last word says; ValueError: it says no number, or too high a one."""
+    """The body of ``length`` bytes, a line's last word; ValueError if that is no number, or above the limit."""
     if not re.fullmatch("[0-9]{1,7}", length) or int(length) > MAX_VALUE_BYTES:
         raise ValueError(f"expected at most {MAX_VALUE_BYTES} bytes, got {length[:20]!r}")
     content = file.read(int(length))
@@ -351,34 +351,34 @@ def _content(file: BufferedIOBase, length: str) -> bytes:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Keys and values in memory, with limits; ``who`` is rank 0."""
+    """Keys and values in memory, with limits; ``process`` describes rank 0 in errors."""
 
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, host: str, port: int, who: str) -> None:
+    def __init__(self, host: str, port: int, process: str) -> None:
         self.secret = secrets.token_bytes(16)
-        self._who = who
+        self._process = process
         self.begin()
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         any_address = "::" if self.address_family == socket.AF_INET6 else "0.0.0.0"
-        # Not the host's own address only: many hosts' files give their own name as 127.0.1.1.
+        # All addresses, because many hosts' files resolve the host's own name to 127.0.1.1.
         super().__init__((host if is_local(host) else any_address, port), _Handler)
 
     def begin(self) -> None:
-        """The ranks of a job are yet to come."""
-        #: What a caller has shown: that the ranks cannot be one job.
+        """Reset the callers for a new job."""
+        #: The reason why the callers cannot be ranks of one job, or "".
         self.problem = ""
         self.have_met = False
-        #: Who has asked for something, and what all are told since rank 0 has given up.
+        #: Ranks that have sent a request, and the answer to all requests after rank 0 has given up.
         self.came: set[str] = set()
         self.farewell: tuple[str, bytes] | None = None
 
     def answer(self, operation: str, key: str, value: bytes) -> bytes | None:
-        """Sets or peeks; CommunicationError beyond the limit of all values together."""
+        """Set or return a value; CommunicationError if all values together would exceed the limit."""
         with self._lock:
             if operation == "P":
                 return self._values.get(key)
@@ -389,34 +389,34 @@ class _Server(socketserver.ThreadingTCPServer):
             return b""
 
     def refused(self, words: Sequence[str]) -> str:
-        """Why whoever asks with this line is no rank of this job; "": it is one."""
-        magic, rank, who = words[0], words[1][:10], unquote(words[2])[:300]
-        found = ""
+        """The reason to refuse the sender of this line as a rank of this job; "" if it is one."""
+        magic, rank, caller = words[0], words[1][:10], unquote(words[2])[:300]
+        reason = ""
         if magic != MAGIC:
-            found = (
-                f"ranks disagree on version: rank 0 ({self._who}) speaks {MAGIC} with the store, rank {rank} ({who}) "
-                f"{magic[:20]}; install the same version on all hosts"
+            reason = (
+                f"ranks disagree on version: rank 0 ({self._process}) speaks {MAGIC} with the store, rank {rank} "
+                f"({caller}) {magic[:20]}; install the same version on all hosts"
             )
         elif rank == "0" and words[3:5] != ["I", self.secret.hex()]:
-            found = (
-                f"rank 0 is claimed by {self._who} and by {who}; expected one process per rank: look at BLINK_RANK or "
-                "what the launcher sets, and give jobs side by side ports of their own in BLINK_STORE"
+            reason = (
+                f"rank 0 is claimed by {self._process} and by {caller}; expected one process per rank: check "
+                "BLINK_RANK or the launcher's variables, and set different ports in BLINK_STORE for jobs on one host"
             )
         if not self.have_met:
-            self.problem = self.problem or found
-            if rank.isdecimal() and 0 < int(rank) < 1 << 16:  # what strangers say takes no memory
+            self.problem = self.problem or reason
+            if rank.isdecimal() and 0 < int(rank) < 1 << 16:  # bounds the memory that strangers can use
                 self.came.add(rank)
-        return found
+        return reason
 
     def verify_request(self, request: object, client_address: object) -> bool:
-        """Who comes while all threads are taken is sent away, and may come again."""
+        """Close connections while all threads are in use; callers may try again."""
         return threading.active_count() < MAX_THREADS
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Whoever sends what is no request is sent away, and nothing else happens."""
+        """Ignore errors of a connection, such as an invalid request; it is closed."""
 
 
-#: What this process serves, by its number, host and port: a job that is begun anew finds it there.
+#: Servers by process id, host and port, for later jobs of the same process.
 _servers: dict[tuple[int, str, int], _Server] = {}
 
 
@@ -437,18 +437,18 @@ class _Handler(socketserver.StreamRequestHandler):
             self._say("+", b"")
         elif operation in ("S", "P"):
             try:
-                found = self.server.answer(operation, key, value)
+                content = self.server.answer(operation, key, value)
             except CommunicationError as error:
                 self._say("x", str(error).encode())
             else:
-                self._say("-" if found is None else "+", found or b"")
+                self._say("-" if content is None else "+", content or b"")
 
     def _say(self, status: str, content: bytes) -> None:
         self.wfile.write(f"{MAGIC} {status} {len(content)}\n".encode() + content)
 
 
 class TorchStore(Store):
-    """A store of torch, or a prefix of one, which stays the caller's; its own time-out bounds each call."""
+    """A store of torch, or a PrefixStore. The caller keeps it, and its own timeout bounds each call."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -478,20 +478,20 @@ class TorchStore(Store):
         try:
             yield
         except RuntimeError as error:  # torch.distributed.DistError and its kinds are RuntimeErrors
-            raise CommunicationError(f"{self} failed; has the process that serves it ended? {error}") from error
+            raise CommunicationError(f"{self} failed ({error}); check that the process that serves it runs") from error
 
 
 def _torch_tcp_store(host: str, port: int, server: bool, deadline: float) -> TorchStore:
-    """torch's TCPStore, which torchrun's agent serves; imports torch, which is installed there.
+    """Connect to torch's TCPStore of torchrun's agent, or serve one at rank 0 if ``server`` is set.
 
-    Where nobody else serves it rank 0 does, and shares the port with ``init_process_group("env://")``.
+    A served store shares its port with ``init_process_group("env://")``. Errors as in :func:`open_store`.
     """
     try:
         torch_distributed = import_module("torch.distributed")
     except ImportError as error:
         raise UnsupportedError(
-            f"the ranks were told to meet in torch's store at {host}:{port}, but torch cannot be imported "
-            f"({error}); install torch, or set BLINK_STORE=tcp://HOST:PORT or file:///directory for all ranks"
+            f"torch cannot be imported ({error}), but the ranks' store at {host}:{port} is torch's; "
+            "install torch, or set BLINK_STORE=tcp://HOST:PORT or file:///directory for all ranks"
         ) from error
     left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
     try:
@@ -507,10 +507,10 @@ def _torch_tcp_store(host: str, port: int, server: bool, deadline: float) -> Tor
 
 
 def open_store(url: str, rank: int, deadline: float) -> Store:
-    """The store that ``url`` names (the module's table); where the ranks serve it themselves, rank 0 does.
+    """Open the store of this URL (the module has a table), which rank 0 serves if the ranks serve it themselves.
 
-    LaunchError if the URL is none of these, its directory is not this user's alone or may not be made, or its port is
-    taken; RendezvousTimeout if nobody serves there at ``deadline``; UnsupportedError if torch cannot be imported.
+    LaunchError for other URLs, a directory that is open to other users or cannot be created, or a port in use;
+    RendezvousTimeout if no store answers by ``deadline``; UnsupportedError if torch cannot be imported.
     """
     scheme, _, rest = url.partition("://")
     if scheme == "file":
@@ -531,25 +531,25 @@ def open_store(url: str, rank: int, deadline: float) -> Store:
 
 
 def _mpi_store(deadline: float) -> TcpStore:
-    """Rank 0 serves at the first of its addresses that all ranks reach; through mpi4py, which starts MPI."""
+    """A store at the first address of rank 0 that all ranks reach; mpi4py, which starts MPI, broadcasts it."""
     try:
         world = import_module("mpi4py.MPI").COMM_WORLD
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"the ranks of this MPI job are on several hosts, and only MPI could tell them where to meet ({error}): "
+            f"the ranks of this MPI job are on several hosts and need mpi4py to learn the address of rank 0 ({error}): "
             "pip install mpi4py on all hosts, or set BLINK_STORE=tcp://HOST:PORT with the host of rank 0 and a free "
-            "port there (mpirun -x BLINK_STORE=… hands it on)"
+            "port there (mpirun -x BLINK_STORE=… passes it to all ranks)"
         ) from None
-    found = [address for address in own_addresses().values() if not is_local(address)]
-    server = TcpStore(found[0] if found else "127.0.0.1", 0, rank=0, deadline=deadline) if world.rank == 0 else None
-    addresses, port = world.bcast((found, server.port) if server is not None else None)
+    own = [address for address in own_addresses().values() if not is_local(address)]
+    server = TcpStore(own[0] if own else "127.0.0.1", 0, rank=0, deadline=deadline) if world.rank == 0 else None
+    addresses, port = world.bcast((own, server.port) if server is not None else None)
     stores = {} if server is not None else _reached(addresses, port, world.rank, deadline)
     reached = world.allgather(list(addresses if server is not None else stores))
     best = next((address for address in addresses if all(address in each for each in reached)), None)
     if best is None:
         raise LaunchError(
-            f"not all ranks reach rank 0 at one of its addresses ({', '.join(addresses) or 'it has none'}), port "
-            f"{port}; set BLINK_STORE=tcp://HOST:PORT with an address that all reach"
+            f"no address of rank 0 ({', '.join(addresses) or 'it has none'}), port {port}, is reachable from all "
+            "ranks; set BLINK_STORE=tcp://HOST:PORT with an address that all reach"
         )
     if server is None:
         return stores[best]
@@ -568,34 +568,34 @@ def _reached(addresses: Sequence[str], port: int, rank: int, deadline: float) ->
 
 def own_addresses() -> dict[str, str]:
     """This host's IPv4 addresses by interface."""
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
                 row = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(row[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(row[20:24])
+    return addresses
 
 
 def is_local(host: str) -> bool:
-    """Whether ``host`` is this host's name for itself alone."""
+    """True if ``host`` is a loopback name or address."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _check_place(url: str, directory: Path) -> None:
-    """Refuses to make a directory that a mistyped path may name: below the root, or below one that is not there."""
+    """Refuse to create a directory directly below the root or below a missing one: its path may be mistyped."""
     above = directory.parent
     if directory.exists() or (above.is_dir() and above != Path("/")):
         return
     raise LaunchError(
-        f"store {url!r}: there is no directory {directory}, and none is made "
-        + ("directly below the root" if above == Path("/") else f"where there is no {above}")
-        + f"; make it for this job with mkdir -p -m 700 {directory}, or name one below a directory that is there"
+        f"store {url!r}: directory {directory} does not exist and is not created, because "
+        + ("it is directly below the root" if above == Path("/") else f"{above} does not exist")
+        + f"; make it for this job with mkdir -p -m 700 {directory}, or use one below an existing directory"
     )
 
 
 def _address(url: str, rest: str) -> tuple[str, int]:
-    """Host and port; a host with colons (IPv6) stands in brackets."""
+    """Host and port; a host with colons (IPv6) is written in brackets."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^\[\]:/@?#\s]+)):([0-9]{1,5})/?", rest)
     port = int(match[3]) if match else 0
     if match is None or not 1 <= port <= 65535:

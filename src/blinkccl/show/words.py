@@ -1,5 +1,5 @@
-"""A plan in words for readers who do not know the paper: its content, its speed, and the proof; with the glossary's
-terms in brackets."""
+"""A plan in words for readers without knowledge of the paper: its content, its speed, and the proof; with the
+glossary's terms in brackets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reader of the matrix printed by ``nvidia-smi topo -m``, in all its versions.
 
-Versions differ in their separators (tabs or spaces), in the name SOC for SYS, in the names of NICs (``mlx5_0`` or
-``NIC0``), in additional columns and in the legend. Header names may run together. A terminal or a mail may have added
+Versions differ in separators (tabs or spaces), names of NICs (``mlx5_0`` or ``NIC0``), additional columns, and the
+legend. Some write SOC for SYS. Header names may run together. A terminal or a mail may have added
 underlining and line breaks.
 """
 

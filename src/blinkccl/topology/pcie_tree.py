@@ -65,8 +65,8 @@ def merge_by_affinity(
 ) -> list[list[int]]:
     """Merge hosts that share a CPU affinity, if the matrix allows it.
 
-    A SYS cell between two groups always keeps them apart, whatever their affinity: a matrix of P100s shows the
-    same affinity for all GPUs. Groups without any affinity join the first group without a SYS cell to them.
+    A SYS cell between two groups always keeps them apart, even with equal affinity, because a matrix of P100s
+    shows the same affinity for all GPUs. Groups without any affinity join the first group without a SYS cell to them.
     """
     merged: list[list[int]] = []
     for host in hosts:

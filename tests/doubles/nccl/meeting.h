@@ -1,5 +1,5 @@
-// The meeting place of one communicator's ranks, threads or processes: a file of shared memory named by the unique id,
-// with a seat per rank, and two byte streams per ordered pair, one for collectives and one for send and recv.
+// The meeting place of one communicator's ranks, threads or processes: a file of shared memory named by the unique id.
+// It has a seat per rank, and two byte streams per ordered pair, one for collectives and one for send and recv.
 #pragma once
 
 #include <atomic>

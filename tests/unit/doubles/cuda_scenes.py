@@ -1,4 +1,4 @@
-"""What programs see of the CUDA driver double; each scene is one program: ``cuda_scenes.py NAME [ARGUMENT…]``."""
+"""Programs against the CUDA driver double; each scene is one program: ``cuda_scenes.py NAME [ARGUMENT…]``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Cuda:
         return context
 
     def out(self, call: Callable[..., int], *arguments: object) -> int:
-        """What a function writes through its first pointer."""
+        """The value that a function writes through its first pointer."""
         value = ctypes.c_uint64()
         expect(0, call(ctypes.byref(value), *arguments))
         return value.value
@@ -151,7 +151,7 @@ def ipc_holder(text: str) -> None:
 
 
 def staging() -> None:
-    """What can be paged is read before the call returns; what is pinned when the stream gets there."""
+    """Pageable memory is read before the call returns; pinned memory when the stream reaches the copy."""
     cuda.ready()
     memory, gate, stream = cuda.allocate(100), cuda.allocate(8), cuda.stream()
     cuda.fill(gate, 0, 8)
@@ -183,7 +183,7 @@ def late_copies() -> None:
 
 
 def ats() -> None:
-    """Where GPUs read the host's pages, an asynchronous copy reads its source when its stream gets there."""
+    """An asynchronous copy reads its source when its stream reaches it, if GPUs read the host's pages."""
     cuda.ready()
     memory, gate, stream = cuda.allocate(50), cuda.allocate(8), cuda.stream()
     cuda.fill(gate, 0, 8)

@@ -1,7 +1,7 @@
-"""The double of the CUDA driver is as weak as CUDA may be, and does not let a mistake of its user pass.
+"""Tests that the double of the CUDA driver is as weak as CUDA may be, and reports mistakes of its user.
 
-Other tests rest on that: a test of libblink.so says little on a driver that orders more than CUDA promises, runs more
-side by side, or forgives. What the double gets right shows in those tests.
+Other tests depend on it. A test of libblink.so proves little on a driver that orders more than CUDA promises, runs more
+at once, or ignores mistakes. Those tests also check the double's results.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def scene(doubles) -> Scene:
     environment["BLINK_CUDA_LIB"] = str(doubles.cuda)
 
     def play(name: str, *arguments: str, **variables: object) -> subprocess.CompletedProcess[str]:
-        given = {key: str(value) for key, value in variables.items()}
+        settings = {key: str(value) for key, value in variables.items()}
         command = [sys.executable, str(Path(__file__).with_name("cuda_scenes.py")), name, *arguments]
-        return subprocess.run(command, env=environment | given, capture_output=True, text=True, timeout=60, check=False)
+        env = environment | settings
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
     return play
 

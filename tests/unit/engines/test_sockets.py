@@ -1,4 +1,4 @@
-"""The engine over TCP: who is connected to whom, and what it says when something does not come."""
+"""The engine over TCP: connections of sites, pace of channels, and errors for late and lost peers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def work_for(program: Program, count: int = 4000, chunk_bytes: int = 256) -> tup
     return sockets.Work.of(program, call, None, chunk_bytes), buffers
 
 
-def test_sites_are_ranks_relays_and_homes_and_legs_lie_between() -> None:
+def test_sites_are_ranks_relays_and_homes_joined_by_legs() -> None:
     sites = Sites(relayed())
     assert sites.vertices == (0, 3, 2, 4, 1, 5)
     assert sorted(leg.path for leg in sites.legs) == [(0, 1), (0, 5), (1, 2), (2, 3), (4, 3), (5, 4)]
@@ -59,7 +59,7 @@ def test_sites_are_ranks_relays_and_homes_and_legs_lie_between() -> None:
 
 
 @pytest.mark.parametrize("spec", ["dgx-2", "pcie-8gpu"])
-def test_what_forwards_packets_is_no_site(spec: str) -> None:
+def test_switches_and_hosts_are_no_sites(spec: str) -> None:
     sites = Sites(program_for(spec, "allreduce", "0,1,4"))
     assert sites.vertices == (0, 1, 4)
     assert all(len(leg.path) > 2 for leg in sites.legs)
@@ -75,7 +75,7 @@ def test_relays_and_homes_pass_everything_on(slots: int, chunk_bytes: int) -> No
 
 
 def test_channels_keep_within_some_ticks_of_each_other() -> None:
-    """One that is held up lets the others go so far ahead, and on when it goes on; one that has ended holds up none."""
+    """Two ticks ahead is allowed, three is not. A channel that has ended delays no other."""
     pace, ready = sockets._Pace(3), deque()
     pace.reach(0, 2)
     assert not pace.is_ahead(0)
@@ -96,58 +96,58 @@ def test_messages_larger_than_all_buffers_arrive() -> None:
     assert difference(sockets.run, program, count=1 << 20, dtype="float32", chunk_bytes=1 << 21, deadline_s=20) is None
 
 
-def test_who_is_late_is_named_with_the_link_and_what_was_waited_for() -> None:
+def test_a_late_rank_is_named_with_the_link_and_the_message() -> None:
     program = program_for("ring:5", "broadcast")
     sites = Sites(program)
     work, buffers = work_for(program, count=300_000, chunk_bytes=1 << 16)
     with ExitStack() as stack:
         connections = sockets._on_loopback(sites, stack)
-        there = [Site(sites, vertex, connections[vertex]) for vertex in sites.vertices if vertex != 1]
-        said = r"rank \d waits for chunk 0 of channel \d from rank 1 over 1 → 2 \(broadcast of share \d\)"
-        with pytest.raises(StalledError, match=f"past the deadline: .*{said}") as caught:
-            sockets.drive(there, work, buffers, 0.3)
-    stalls = pickle.loads(pickle.dumps(caught.value)).stalls  # it goes from a process to the laboratory
-    # Those behind it wait for those that wait for it. Who sends to it cannot: more is under way than buffers hold.
+        punctual = [Site(sites, vertex, connections[vertex]) for vertex in sites.vertices if vertex != 1]
+        wait = r"rank \d waits for chunk 0 of channel \d from rank 1 over 1 → 2 \(broadcast of share \d\)"
+        with pytest.raises(StalledError, match=f"past the deadline: .*{wait}") as caught:
+            sockets.drive(punctual, work, buffers, 0.3)
+    stalls = pickle.loads(pickle.dumps(caught.value)).stalls  # processes send it to the laboratory
+    # Ranks 2 to 4 wait in a chain. Rank 0 cannot send, because the message is larger than the buffers.
     assert {stall.leg.path for stall in stalls if not stall.undelivered} == {(1, 2), (2, 3), (3, 4)}
     assert (0, 1) in {stall.leg.path for stall in stalls if stall.undelivered}
     assert any(re.search("rank 0 cannot send chunk .* to rank 1 over 0 → 1", stall.words) for stall in stalls)
 
 
 @pytest.mark.parametrize(("gone", "error"), [(0, PeerLostError), (3, PeerLostError), (1, CommunicationError)])
-def test_who_hangs_up_is_named(gone: int, error: type[CommunicationError]) -> None:
+def test_a_lost_peer_is_named(gone: int, error: type[CommunicationError]) -> None:
     program = relayed()
     sites = Sites(program)
     work, buffers = work_for(program, 400_000)
     with ExitStack() as stack:
         connections = sockets._on_loopback(sites, stack)
         connections[gone].close()
-        there = [Site(sites, vertex, connections[vertex]) for vertex in sites.vertices if vertex != gone]
+        others = [Site(sites, vertex, connections[vertex]) for vertex in sites.vertices if vertex != gone]
         with pytest.raises(error, match=rf"{sites.name(gone)} was lost: .* over .*{gone}") as caught:
-            sockets.drive(there, work, buffers, 5)
+            sockets.drive(others, work, buffers, 5)
     if error is PeerLostError:
         assert caught.value.rank == program.ranks.index(gone)
 
 
-def test_what_is_watched_ends_a_wait() -> None:
+def test_a_watched_file_ends_a_wait() -> None:
     program = program_for("ring:5", "broadcast")
     sites = Sites(program)
     work, buffers = work_for(program)
     reader, writer = os.pipe()
     os.write(writer, b"x")
 
-    def told() -> None:
+    def fail() -> None:
         raise CommunicationError("rank 4 has failed")
 
     with ExitStack() as stack:
         connections = sockets._on_loopback(sites, stack)
         with pytest.raises(CommunicationError, match="rank 4 has failed"):
-            sockets.drive([Site(sites, 2, connections[2])], work, buffers, 5, (reader, told))
+            sockets.drive([Site(sites, 2, connections[2])], work, buffers, 5, (reader, fail))
     os.close(reader)
     os.close(writer)
 
 
 class Meeting:
-    """Sites that connect to each other, a thread each; ``programs`` differ where a test wants them to."""
+    """Sites that connect to each other, one thread each; ``programs`` replaces the program of some vertices."""
 
     def __init__(self, program: Program, programs: dict[int, Program] | None = None, absent: int | None = None) -> None:
         self.sites = Sites(program)
@@ -184,20 +184,20 @@ class Meeting:
 
 def test_sites_find_each_other_and_work() -> None:
     with Meeting(relayed()) as meeting:
-        found = meeting.all(10)
-        assert all(isinstance(one, Connections) for one in found.values()), found
+        connections = meeting.all(10)
+        assert all(isinstance(one, Connections) for one in connections.values()), connections
         work, buffers = work_for(meeting.sites.program)
-        sockets.drive([Site(meeting.sites, v, one) for v, one in found.items()], work, buffers, 10)
+        sockets.drive([Site(meeting.sites, v, one) for v, one in connections.items()], work, buffers, 10)
     assert (buffers.outputs[1] == buffers.inputs[0]).all()
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_an_absent_site_is_named() -> None:
     with Meeting(relayed(), absent=1) as meeting:
-        found = meeting.all(0.4)
-    assert isinstance(found[0], DeadlineError)
-    assert re.search(r"rank 0 cannot connect to the relay at vertex 1 over 0 → 1 at 127.0.0.1", str(found[0]))
-    assert isinstance(found[2], DeadlineError)
-    assert "waited past the deadline for connections from the relay at vertex 1 over 1 → 2" in str(found[2])
+        errors = meeting.all(0.4)
+    assert isinstance(errors[0], DeadlineError)
+    assert re.search(r"rank 0 cannot connect to the relay at vertex 1 over 0 → 1 at 127.0.0.1", str(errors[0]))
+    assert isinstance(errors[2], DeadlineError)
+    assert "waited past the deadline for connections from the relay at vertex 1 over 1 → 2" in str(errors[2])
 
 
 def test_another_program_is_refused() -> None:
@@ -206,7 +206,7 @@ def test_another_program_is_refused() -> None:
         assert any(isinstance(one, PlanMismatchError) for one in meeting.all(1).values())
 
 
-def test_no_connection_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_closed_after_runs_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_files()
     assert difference(sockets.run, relayed(), count=100) is None
     with pytest.raises(DeadlineError):

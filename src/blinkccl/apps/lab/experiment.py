@@ -65,8 +65,8 @@ _FILL = 0.02
 #: a DGX-1V whose slowest links had 19 Mbit/s.
 BUFFER_BYTES = 64 * 1024
 #: Least and largest bytes of a chunk. A smaller chunk takes the processor more time than the link. With chunks larger
-#: than a buffer, links stall while a site receives from one link and another's buffer is full: with buffers of 128 KiB
-#: an AllReduce in one tree on 5 GPUs of a DGX-1P got 98 % of its plan in chunks of 81 KiB and 82 in chunks of 163.
+#: than a buffer, links stall while a site receives from one link and another's buffer is full. An AllReduce in one tree
+#: on 5 GPUs of a DGX-1P, with buffers of 128 KiB, reached 98 % of its plan with chunks of 81 KiB and 82 % with 163 KiB.
 _CHUNK_BYTES = (32 * 1024, BUFFER_BYTES)
 
 

@@ -2,8 +2,8 @@
 
 The file holds rings alone; NCCL searches as many chains for its trees itself. The speed of the rings is the rate that
 NCCL's constants for links allow each ring. A channel is one thread block, so rings that are faster than NCCL's own
-channels become several channels. Remarks explain the use of the file, compare the rings with the bound of a cut, and
-give their time by NCCL 2.30's cost model beside the time of NCCL's own rings.
+channels become several channels. Remarks explain the use of the file and compare the rings with the bound of a cut.
+They also give the times of these rings and of NCCL's own by NCCL 2.30's cost model.
 
 NCCL's search goes down a ladder of speeds, and looks at farther paths only while nearer ones give no ring. Where some
 rings fit on NVLink alone, it never adds rings that relay through a GPU (NVB). The best rings are searched over both

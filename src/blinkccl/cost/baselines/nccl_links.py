@@ -5,9 +5,9 @@ its nominal rate. Data from GPU to GPU over PCIe through an Intel processor load
 processor splits packets. NCCL's model and the model of the library's own kernels (:mod:`blinkccl.cost.choice.costs`)
 both use these constants, so the same links cost the same for both.
 
-Paths have kinds, near to far, :data:`KINDS`: NVL over NVLink or an NVSwitch, NVB over NVLink through another GPU of the
-job, C2C over a Grace processor, PIX and PXB over one and over several PCIe switches, PHB through a processor, SYS
-between processors, PXN to a network card over NVLink through the GPU beside it.
+Paths have kinds, near to far (:data:`KINDS`). NVL is over NVLink or an NVSwitch, NVB over NVLink through another GPU of
+the job, C2C over a Grace processor. PIX and PXB are over one and over several PCIe switches, PHB is through a
+processor, SYS between processors. PXN leads to a network card over NVLink through the GPU beside it.
 """
 
 from __future__ import annotations

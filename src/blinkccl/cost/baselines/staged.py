@@ -114,8 +114,8 @@ def prepare_plain_ring(request: Request, conditions: Conditions) -> Prepared:
     """One ring in the order of the ranks: a chunk of S/N per step, each after the end of the previous step.
 
     AllReduce takes 2(N−1) steps of :data:`PLAIN_STEP_US` + S/N at the slowest hop's rate ("NCCL ring vs tree", its
-    ``ring_allreduce``). As a plan, share r goes up the chain that ends at rank r and down the chain that starts there,
-    so that in every step each hop carries one chunk.
+    ``ring_allreduce``). In the plan, share r goes up the chain that ends at rank r and down the chain that starts
+    there. Each hop thus carries one chunk in every step.
 
     The job's calibration gives the rates, limited between servers to :data:`PLAIN_NET_GB_PER_S`. Both constants are
     fitted to the first and the last row of that document's table; only the rows between are predictions.

@@ -3,8 +3,8 @@
 A block runs its executions one after the other, and each moves the bytes that it reads and stores
 (:mod:`blinkccl.schedule.balance`). The rate of the library's blocks is not measured. It is assumed to equal the rate in
 NCCL's own model (2.30, src/graph/tuning.cc) of one channel, a block of at most 640 threads, in a tree on one server.
-Busbw there is twice algbw. For each byte of algbw an inner rank of NCCL's chain reads two operands and stores one on
-the way up, and reads one and stores two on the way down:
+Busbw there is twice algbw. For each byte of algbw, an inner rank of NCCL's chain reads two operands and stores
+one on the way up. On the way down it reads one and stores two.
 
 =============================  ======  ======  ======  =========  ====================================================
 GB/s that a block moves        Volta   Ampere  Hopper  Blackwell

@@ -23,9 +23,9 @@ predicted to beat NCCL by better trees, not by better kernels. NCCL's limit on L
 
 Copy engines are timed on the calibration of Blink's own figures (``v100-copy-engine``). It has 10 µs per chunk, in
 which the host issues at least three commands (Blink, MLSys 2020, §4.2.1), and the rate that reduction leaves of a link.
-For a fair comparison, links with copies get the part of NCCL's count that copies reach of NCCL's rate there, 22.0 of
-22.75 GB/s. One thread issues all commands of a rank, which takes 10 µs for each message too. Kernels are therefore
-mostly predicted to be faster, as they were in practice.
+For a fair comparison, links with copies get a part of NCCL's count: the part of NCCL's rate that copies reach there,
+22.0 of 22.75 GB/s. One thread issues all commands of a rank, and each message takes it 10 µs. Kernels are therefore
+mostly predicted to be faster. They were so in practice.
 
 If the slices of a program differ, generated code cuts each into as many chunks as the largest, so that trees share
 links by their weights. The timing follows (``even_chunks`` of :func:`~blinkccl.schedule.chunking.bind`).

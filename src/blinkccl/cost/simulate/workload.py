@@ -1,7 +1,7 @@
 """The input of the kernel: a program's dataflow with costs, without collectives, topologies or human-readable units.
 
-A workload is a set of **actors** that fire once per chunk, and of **hops** that carry one message per chunk from one
-actor to another over a path of links. A memory that stores messages is an actor between the hop that writes to it and
+A workload has **actors**, which fire once per chunk, and **hops**. A hop carries one message per chunk from one actor
+to another over a path of links. A memory that stores messages is an actor between the hop that writes to it and
 the hop that reads from it.
 
 An actor processes chunks 0, 1, 2, … in turn. For each::

@@ -91,8 +91,8 @@ class Share:
 class Cut:
     """Links leaving ``side`` carry ``capacity``; at least ``demand`` of S must cross: rate ≤ capacity / demand.
 
-    ``kind`` is ``"cut"`` if the demand is the whole of S (Edmonds 1973), ``"ratio"`` if the demand counts the ranks on
-    one side (the bottleneck ratio of AllGather and similar collectives, arXiv 2402.06787).
+    ``kind`` is ``"cut"`` if the demand is the whole of S (Edmonds 1973). It is ``"ratio"`` if the demand counts the
+    ranks on one side: the bottleneck ratio of AllGather and similar collectives (arXiv 2402.06787).
     """
 
     side: tuple[int, ...]

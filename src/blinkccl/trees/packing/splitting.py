@@ -1,8 +1,8 @@
 """Removal of switches from a network, so that trees can be packed among the terminals alone, in integers.
 
 An arc u → w into a switch and an arc w → t out of it are *split off*: some of their capacity becomes an arc u → t. If
-every switch has equal capacity in and out, all of it can be split off, and every terminal still receives the data of
-all roots (Bang-Jensen, Frank and Jackson 1995; for AllGather arXiv 2402.06787). Then arborescences of these roots
+every switch has equal capacity in and out, all of it can be split off. Every terminal then still receives the data of
+all roots (Bang-Jensen, Frank and Jackson 1995; for AllGather arXiv 2402.06787). So arborescences of these roots
 exist (:mod:`~blinkccl.trees.packing.integral`). Splitting a pair reduces every cut with u and t on one side and w on
 the other. The slack of these cuts limits the units of the pair.
 

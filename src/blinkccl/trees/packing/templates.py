@@ -105,8 +105,8 @@ def symmetric_hops(
 
 # Layered templates. In a switchless network, a tree of shortest paths gives each vertex a parent nearer to the root,
 # and any choice of such parents is a tree. So mixes of k templates of equal weight are the solutions of a flow problem.
-# It has k units for every pair of root and vertex, and each unit goes to the orbit of the arc that enters the vertex,
-# within the room of the orbit.
+# It has k units for every pair of root and vertex. Each unit goes to the orbit of the arc that enters the vertex, and
+# the capacity of an orbit bounds its units.
 #: Numbers of templates per root to try before the numerator of the rate, which suffices if any number does.
 FEW_TEMPLATES = 16
 
