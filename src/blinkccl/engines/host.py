@@ -131,7 +131,7 @@ class Endpoint:
         return room.raw[:nbytes]
 
     def connect(self, rank: int, address: bytes) -> None:
-        """``rank`` is on another host, at what its :meth:`open_network` returned."""
+        """Set the address of ``rank`` on another host, the result of its :meth:`open_network`."""
         if self._library.blink_connect(self.handle, rank, address, len(address)) != native.OK:
             raise CommunicationError(f"rank {rank} sent {len(address)} bytes that are no address")
 

@@ -13,11 +13,11 @@ it by their weights. TCP's flow control slows fast senders: there are no credits
 **Distance between channels.** A channel may be a few ticks ahead of the others of its rank (``_TICKS_AHEAD``). In the
 strict order of ticks one late message delays all trees: an AllReduce of eight trees on 6 GPUs of a DGX-1P reached 72 %
 of its plan. Without an order between channels, some trees run ahead and the others use the links later: a broadcast on
-a DGX-1V reached 87 %. With two ticks they reach 97 and 96 %. The strict order stays possible, so liveness is the same.
+a DGX-1V reached 87 %. With two ticks it is 97 % and 96 %. The strict order stays possible, so liveness is the same.
 
-A site has one thread and no locks. A generator that waits for a connection is resumed by the loop when epoll reports
-the connection ready. A message is received into an array of its own when a role needs it, and sent from the array that
-the role computed.
+A site has one thread and no locks. Generators do the work and yield the connections that they wait for; the loop
+resumes them when epoll reports these ready. A message is received into an array of its own when a role needs it, and
+sent from the array that the role computed.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def test_a_late_rank_is_named_with_the_link_and_the_message() -> None:
         with pytest.raises(StalledError, match=f"past the deadline: .*{wait}") as caught:
             sockets.drive(punctual, work, buffers, 0.3)
     stalls = pickle.loads(pickle.dumps(caught.value)).stalls  # processes send it to the laboratory
-    # Ranks 2 to 4 wait in a chain. Rank 0 cannot send, because the message is larger than the buffers.
+    # Ranks 2 to 4 wait in a chain. Rank 0 cannot send all of its data, because the buffers hold less.
     assert {stall.leg.path for stall in stalls if not stall.undelivered} == {(1, 2), (2, 3), (3, 4)}
     assert (0, 1) in {stall.leg.path for stall in stalls if stall.undelivered}
     assert any(re.search("rank 0 cannot send chunk .* to rank 1 over 0 → 1", stall.words) for stall in stalls)
