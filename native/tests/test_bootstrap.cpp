@@ -528,7 +528,7 @@ void another_user_comes() {
   int status = -1;
   waitpid(pid, &status, 0);
   expect(status == 0, "another user's process ended with %d", status);
-  expect(contains(ends[0].cause.text, "a process of user 54321, expected user 0"), "%s", ends[0].cause.text);
+  expect(contains(ends[0].cause.text, "of user 54321, expected user 0"), "%s", ends[0].cause.text);
 }
 
 // A forked child that closes its copies disturbs no rank.
@@ -554,7 +554,7 @@ void names_and_limits() {
   const std::string token = fresh_token();
   {
     const Rank first = announced(token, 0, 2);
-    expect(blink_bootstrap_announce(token.c_str(), 0, 2, &reason) == nullptr && contains(reason.text, "the error is known already"),
+    expect(blink_bootstrap_announce(token.c_str(), 0, 2, &reason) == nullptr && contains(reason.text, "another process on this host is rank 0"),
            "one rank 0 only: %s", reason.text);
   }
   for (const auto& [rank, size] : std::vector<std::pair<int, int>>{{-1, 2}, {2, 2}, {0, 0}, {0, 5000}}) {

@@ -123,14 +123,14 @@ void all_are_killed() {
   const auto first_line = [](const std::string& text) { return text.substr(0, text.find('\n')); };
   {
     const Script script("sleep 100 & echo $! > started; echo $$ > itself; sleep 100");
-    expect_refused("late", script.run({"{}"}, 1), "deadline");
+    expect_refused("late", script.run({"{}"}, 1), "timeout");
     const std::string started = first_line(script.directory.read("started"));
     expect(!started.empty() && ends_soon(started), "its child is killed");
     expect(ends_soon(first_line(script.directory.read("itself"))), "it is killed");
   }
   {
     const Script script("trap '' TERM INT HUP PIPE; while true; do sleep 0.1; done");
-    expect_refused("stubborn", script.run({"{}"}, 0.5), "deadline");
+    expect_refused("stubborn", script.run({"{}"}, 0.5), "timeout");
   }
   {
     // The background process keeps stdout open.
@@ -141,7 +141,7 @@ void all_are_killed() {
     expect(ends_soon(started), "the background process is killed");
   }
   const Script script("sleep 100");
-  expect_refused("no time at all", script.run({"{}"}, 0), "deadline");
+  expect_refused("no time at all", script.run({"{}"}, 0), "timeout");
 }
 
 void environment_is_ours_less_us() {
@@ -210,7 +210,7 @@ void odd_hosts() {
     const Script script("echo 'bundle some where/x'");
     expect_bundle("children are ignored", script.run());
     expect_refused("children are ignored", Script("exit 0").run(), "expected");
-    expect_refused("late", Script("sleep 100").run({"{}"}, 0.3), "deadline");
+    expect_refused("late", Script("sleep 100").run({"{}"}, 0.3), "timeout");
   });
   apart("children are reaped by others", [] {
     struct sigaction action {};

@@ -222,7 +222,7 @@ void bad_descriptors() {
   const off_t bytes = lseek(page, 0, SEEK_END);
   const int loose = memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   expect(ftruncate(loose, bytes) == 0, "as large as a page");
-  refused(dup(loose), 4, 0, "taken away");
+  refused(dup(loose), 4, 0, "sealed against shrinking");
   expect(fcntl(loose, F_ADD_SEALS, F_SEAL_SHRINK) == 0, "sealed");
   expect(SharedPage::map(loose, 4, 0, &why) != nullptr, "as good as a page");
   close(page);
