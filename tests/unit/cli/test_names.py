@@ -28,7 +28,7 @@ def test_the_list_has_all_machines_and_rules(blink: Any) -> None:
     ("command", "meant"),
     [
         ("plan AllReduce dgx-1v", "allreduce"),
-        ("plan all_reduce dgx-1v", "allreduce"),
+        ("plan all-reduce dgx-1v", "allreduce"),
         ("plan reduce-scatter dgx-1v", "reduce_scatter"),
         ("plan allreduce DGX1V", "dgx-1v"),
         ("plan allreduce dgx-1v --algo One-Hop", "one_hop"),
