@@ -40,7 +40,7 @@ test: $(VENV)/.dev
 
 # What `make test` skips where these are missing, and nothing else: tests/support/extras.py marks it.
 test-more: $(VENV)/.more debian
-	$(PYTEST) -m "needs or more_with"
+	$(PYTEST) -m needs
 
 # Slow tests, more random examples, sanitized and faulty builds of libblink.so, all of PyTorch's suite: an hour or two.
 test-all: export BLINK_ALL_TESTS = 1

@@ -27,7 +27,6 @@ from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.forest.model import Forest
 from support.examples import ALL_TESTS
 from support.execution import difference, ragged_counts
-from support.extras import more_with
 from support.planned import asked
 
 #: Machines: no ring, a switch, two sockets, a ring, full mesh, no symmetry, two servers, GPUs between the ranks.
@@ -102,7 +101,7 @@ def compiled(spec: str) -> None:
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("spec", [pytest.param(spec, marks=more_with("torch") if spec in FEW else ()) for spec in JOBS])
+@pytest.mark.parametrize("spec", JOBS)
 def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
     compiled(spec)
     forest = plan_or_reason(spec, algorithm, name)
@@ -127,9 +126,9 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
             assert error is None, f"{engine}, slots {slots}, {count} × {dtype}, {op}, in place {in_place}: {error}"
 
 
-#: Engines that run on few machines: sockets and torch-p2p connect for every run, generated code needs a compiler and a
-#: thread per block, and the others are options of an engine that runs everywhere.
-ON_FEW = {"sockets", "torch-p2p", *(name for name in RUNS if name.startswith(("generated", "host, ")))}
+#: Engines that run on few machines: sockets connect for every run, generated code needs a compiler and a thread per
+#: block, and the others are options of an engine that runs everywhere.
+ON_FEW = {"sockets", *(name for name in RUNS if name.startswith(("generated", "host, ")))}
 
 
 def cases(spec: str, program: Program, slots: int) -> list[tuple[str, int, bool]]:
@@ -153,9 +152,7 @@ def cases(spec: str, program: Program, slots: int) -> list[tuple[str, int, bool]
 def runs(engine: str, program: Program) -> bool:
     """True if the engine can run the program: its relays, and messages staged outside the memory of their ends."""
     pushed = all(queue.home == queue.path[-1] for queue in program.queues)
-    return engine.startswith(("reference", "host", "sockets")) or (
-        not program.relays and (pushed or engine == "torch-p2p")
-    )
+    return engine.startswith(("reference", "host", "sockets")) or (not program.relays and pushed)
 
 
 def test_some_plans_have_relays_and_some_have_staged_queues() -> None:
@@ -194,7 +191,6 @@ def test_every_type_and_operation_on_every_engine(engine: str) -> None:
         assert error is None, (dtype, op, error)
 
 
-@more_with("torch")
 def test_alltoall_in_place_is_refused_with_the_reason() -> None:
     program = lower(planned("ring:5", "optimal", "alltoall"))
     for run in RUNS.values():

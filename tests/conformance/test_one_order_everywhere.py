@@ -32,7 +32,7 @@ PLANS = {
     "8": ("dgx-1v", None),
 }
 #: Plans for engines that connect, or start a compiler, for every program.
-FEW = {"sockets": ("2", "5"), "torch-p2p": ("2", "5"), "generated": ("5",)}
+FEW = {"sockets": ("2", "5"), "generated": ("5",)}
 RUNS = [
     pytest.param(engine, plan, id=f"{engine}-{plan}")
     for engine, row in ENGINES.items()

@@ -62,8 +62,7 @@ def test_all_ranks_hold_the_same_bits(engine: str, name: str) -> None:
     if not runs(engine, program):
         return
     for dtype, op in ROUGH:
-        if engine != "torch-p2p" or OPS[op].scales:  # torch-p2p connects for every run.
-            check_that_ranks_agree(RUNS[engine], program, dtype, op)
+        check_that_ranks_agree(RUNS[engine], program, dtype, op)
 
 
 @needs_compiler

@@ -1,4 +1,4 @@
-"""Programs on ranks of several hosts, and on Programs over torch's send and recv."""
+"""Programs on ranks of several hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch_calls import background, coalescing, in_order, moved, objects, unequal_blocks
-from torch_common import TIMEOUT, block, place, raises, same, start, wait_for
+from torch_common import TIMEOUT, block, place, raises, start, wait_for
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
@@ -20,7 +20,6 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
 from blinkccl.engines.buffers import filled
 from blinkccl.engines.host_plan import Area
-from blinkccl.engines.torch_p2p import TorchP2P
 from blinkccl.errors import (
     BlinkError,
     CommunicationError,
@@ -28,7 +27,6 @@ from blinkccl.errors import (
     PeerLostError,
     PlanMismatchError,
     UnsupportedError,
-    UsageError,
 )
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.hosts import selected
@@ -41,37 +39,6 @@ from blinkccl.torch_backend import stats
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
 from support.orders import evaluated, rough, same_bits
-
-
-def over_send_and_recv(rank: int, size: int) -> None:
-    """The ring's Program over gloo: any layout, any size, a group of some ranks, and a rank that dies."""
-    group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    ring = TorchP2P(ring_program(size), group)
-    for count in (0, 1, size + 1, 1003):
-        for tensor in (torch.arange(2.0 * count) + rank, torch.arange(2.0 * count).view(count, 2).t() + rank):
-            mine, strides = tensor.clone(memory_format=torch.preserve_format), tensor.stride()
-            ring.run(CollectiveCall("allreduce", "float32", 2 * count), mine, mine, chunk_bytes=64)
-            same(mine, size * (tensor - rank) + sum(range(size)))
-            assert mine.stride() == strides
-    call, numbers = CollectiveCall("allreduce", "float32", 10), torch.ones(10)
-    with raises(UsageError, f"rank {rank}'s input has 10 elements, expected 1 block(s) of 11", torchs=False):
-        ring.run(call._replace(elements=11), numbers, numbers)
-    with raises(PlanMismatchError, f"the program of rank(s) {size - 1} is not that of rank 0", torchs=False):
-        TorchP2P(ring_program(size, slots=2 if rank < size - 1 else 3), group)
-    ring.run(call, numbers, numbers)
-    same(numbers, torch.full((10,), float(size)))
-    pair = dist.new_group([0, size - 1], backend="gloo", timeout=TIMEOUT)
-    if rank in (0, size - 1):
-        TorchP2P(ring_program(2), pair).run(call, numbers, numbers)
-        same(numbers, torch.full((10,), 2.0 * size))
-    dist.barrier()
-    if rank == size - 1:
-        os._exit(0)
-    with raises(CommunicationError, "waited", torchs=False):
-        ring.run(call, numbers, numbers, deadline_s=3)
-    with raises(CommunicationError, "this execution failed before", torchs=False):
-        ring.run(call, numbers, numbers)
-    os._exit(0)
 
 
 def ring_program(size: int, slots: int = 2) -> Program:

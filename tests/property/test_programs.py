@@ -30,7 +30,6 @@ from blinkccl.schedule.wiring import connect
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support.examples import examples
 from support.execution import difference, ragged_counts
-from support.extras import more_with
 from support.faults import FAULTS
 from support.forests import random_collective, random_forest
 from support.planned import asked
@@ -120,7 +119,6 @@ def wild_scales(random: Random, program: Program, op: str, dtype: str = "float32
 SENSITIVE = ("sum", "prod", "min", "max", "avg", "premul_sum")
 
 
-@more_with("torch")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn"])
 @examples(13)
 @given(seed=SEEDS)
@@ -160,7 +158,6 @@ def without_payloads(array: np.ndarray) -> np.ndarray:
     return np.where(nan, array.dtype.type(np.nan), array)
 
 
-@more_with("torch")
 @pytest.mark.parametrize("algorithm", ["one_hop", "one_shot"])
 @pytest.mark.parametrize("spec", ["clique:5", "dgx-a100"])
 @examples(8)

@@ -1,8 +1,7 @@
 """The optional packages of some tests: `make test-more` installs them and runs only these tests.
 
-A test that needs one is marked ``@needs("torch")``, or its file is, by ``pytestmark``; without torch it is skipped. A
-test that runs all available engines, and so more with torch, is marked ``@more_with("torch")``.
-``pytest -m "needs or more_with"`` selects both.
+A test that needs one is marked ``@needs("torch")``, or its file is, by ``pytestmark``; without torch it is skipped.
+``pytest -m needs`` selects them.
 """
 
 from __future__ import annotations
@@ -17,14 +16,8 @@ import pytest
 from support.browser import browser_path
 
 needs = pytest.mark.needs
-more_with = pytest.mark.more_with
 
-MARKERS = (
-    "needs(extra): cannot run without it (support/extras.py)",
-    "more_with(extra): runs without it, and does more with it (support/extras.py)",
-)
-#: The engine between ranks that torch provides; the names of its tests contain it.
-TORCHS_ENGINE = "torch-p2p"
+MARKERS = ("needs(extra): cannot run without it (support/extras.py)",)
 
 
 def _imports(*modules: str) -> Callable[[], bool]:
@@ -52,10 +45,8 @@ def missing(extra: str) -> str | None:
 
 
 def skip_what_needs_more(items: list[pytest.Item]) -> None:
-    """Mark the tests of torch's engine, and skip tests whose extra is missing."""
+    """Skip tests whose extra is missing."""
     for item in items:
-        if TORCHS_ENGINE in item.name:
-            item.add_marker(needs("torch"))
         for mark in item.iter_markers("needs"):
             if why := missing(*mark.args):
                 item.add_marker(pytest.mark.skip(reason=why))

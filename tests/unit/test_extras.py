@@ -23,7 +23,7 @@ def unmarked(text: str) -> list[str]:
 def test_every_skip_without_an_extra_has_its_mark() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py") if path != Path(__file__)}
     assert {str(path): extras for path, text in texts.items() if (extras := unmarked(text))} == {}
-    named = {name for text in texts.values() for name in re.findall(r"\b(?:needs|more_with)\(\"(\w+)\"\)", text)}
+    named = {name for text in texts.values() for name in re.findall(r"\bneeds\(\"(\w+)\"\)", text)}
     assert named == EXTRAS.keys()
 
 

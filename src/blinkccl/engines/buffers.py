@@ -147,22 +147,6 @@ def execute(role: Role, memory: RoleViews, span: slice, messages: Sequence[Array
     return value
 
 
-def check_overlap(collective: Collective, rank: int, source: Array, target: Array, count: int) -> None:
-    """Raise UsageError if a rank's buffers share memory other than in place, as in nccl.h."""
-    if not np.may_share_memory(source, target):
-        return
-    if collective.name == "alltoall":
-        _refuse_alltoall()
-    block = count * source.itemsize
-    shared = list(shared_blocks(collective, rank))
-    start, other = source.ctypes.data, target.ctypes.data
-    if not shared or any(start + s * block != other + t * block for s, t in shared):
-        raise UsageError(
-            f"{collective.name}: rank {rank}'s input and output overlap at the wrong offset: expected separate "
-            "buffers, or in place, where an item's input and output block are the same memory"
-        )
-
-
 def check_roles(program: Program, relays: bool = False, switches: bool = False) -> None:
     """Refuse, on all ranks, roles that would fail on one: without a value, or with a block that their rank lacks.
 

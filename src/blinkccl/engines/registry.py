@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -99,10 +98,6 @@ def _no_epoll() -> str | None:
     return None if sys.platform == "linux" else "it needs Linux's epoll"
 
 
-def _no_torch() -> str | None:
-    return None if find_spec("torch") else "PyTorch is not installed; pip install 'blink-ccl[torch]'"
-
-
 def _no_generated_code() -> str | None:
     try:
         import_module("blinkccl.engines.generated").load()
@@ -117,11 +112,6 @@ ENGINES: dict[str, Engine] = {
     "reference": Engine("blinkccl.engines.reference", "NumPy, step by step: the definition of a Program's meaning"),
     "host": Engine("blinkccl.engines.host", "native code over shared memory, between ranks of one host", _no_library),
     "sockets": Engine("blinkccl.engines.sockets", "TCP on the loopback device, with a connection per queue", _no_epoll),
-    "torch-p2p": Engine(
-        "blinkccl.engines.torch_p2p",
-        "send and recv of a torch process group (here gloo), a thread per rank",
-        _no_torch,
-    ),
     "generated": Engine(
         "blinkccl.engines.generated",
         "the generated CUDA code, compiled for this CPU: a thread per rank, channel and part",

@@ -95,5 +95,5 @@ def test_autoload_never_fails(monkeypatch, caplog, version):
 
 
 def test_importing_blinkccl_loads_no_torch():
-    modules = "blinkccl, blinkccl.torch_autoload, blinkccl.runtime.store, blinkccl.engines.torch_p2p"
+    modules = "blinkccl, blinkccl.torch_autoload, blinkccl.runtime.store"
     assert python(f"import {modules}; print('torch' in sys.modules)") == "False"
