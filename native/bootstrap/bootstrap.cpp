@@ -187,7 +187,7 @@ blink_bootstrap* blink_bootstrap_connect(const char* address, const char* token,
     Socket connection = tcp ? blink::connect_to_port(place.substr(4)) : blink::connect_to_name(place.substr(5));
     if (!connection.open()) {
       const char* why = errno == EACCES ? "another user listens there" : std::strerror(errno);
-      return refuse("rank 0 is not at " + place + ": " + why, reason);
+      return refuse("cannot connect to rank 0 at " + place + ": " + why, reason);
     }
     return new blink_bootstrap{std::make_unique<blink::Client>(token, rank, size, std::move(connection), tcp), place};
   });

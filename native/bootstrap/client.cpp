@@ -85,7 +85,7 @@ bool Client::find_coordinator() {
   const int error = errno;
   if (read_farewell()) return false;
   if (error == EACCES || error == EPERM || (error == ECONNREFUSED && grace_.passed())) {
-    Cause cause = own("rank 0 is not here: it runs without Blink, on another host, or had to give up");
+    Cause cause = own("rank 0 does not answer on this host: it runs without Blink, runs on another host, or has given up");
     cause.status = BLINK_BOOTSTRAP_TIMEOUT;
     cause.missing = {0};
     fail_here(cause);

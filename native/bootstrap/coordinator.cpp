@@ -323,8 +323,9 @@ void Coordinator::probe_absent() {
   if (cause_.any() || missing.empty()) return;
   const bool one = missing.size() == 1;
   Cause cause = blame(BLINK_BOOTSTRAP_TIMEOUT, -1,
-                      ranks_named(missing) + (one ? " is not here: it runs" : " are not here: they run") +
-                          " without Blink, on another host, or had to give up");
+                      ranks_named(missing) + (one ? " does not answer on this host: it runs without Blink, runs"
+                                                  : " do not answer on this host: they run without Blink, run") +
+                          " on another host, or " + (one ? "has" : "have") + " given up");
   cause.missing = std::move(missing);
   fail_here(cause);
 }

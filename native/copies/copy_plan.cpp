@@ -78,7 +78,7 @@ bool find_uses(const Bundle& bundle, const std::vector<CopyRole>& roles, Uses* u
   for (std::size_t id = 0; id < count; ++id) {
     good = good && (uses->sender[id] == kNobody) == (uses->receiver[id] == kNobody);
   }
-  if (!good) *why = "its code does not match the plan's connections, each with one role at each end";
+  if (!good) *why = "its steps do not fit its connections: expected one step that sends and one that receives for each";
   return good;
 }
 

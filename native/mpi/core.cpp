@@ -71,7 +71,7 @@ struct Same {
 
 struct Prepared {
   Key key;
-  blink_op* op;         // null: no plan has room for the call, or
+  blink_op* op;         // null: the call is too large for the plans, or
   bool wrong;           // this rank's blocks are invalid
   std::uint64_t bytes;  // per call, for the report
   std::uint64_t calls;

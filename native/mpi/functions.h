@@ -49,7 +49,7 @@
   REASON(kAtOnce, "at most 256 bytes from or to one rank, which MPI sends without waiting for the receiver")  \
   REASON(kLarge, "more than 2^31 bytes")                                                               \
   REASON(kArguments, "arguments that the MPI library must check")                                      \
-  REASON(kNoPlan, "no plan has room for the call")                                                     \
+  REASON(kNoPlan, "too large for the plans of this job")                                               \
   REASON(kLater, "nonblocking or persistent")                                                          \
   REASON(kOther, "a collective that Blink does not serve")
 

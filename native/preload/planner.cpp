@@ -321,7 +321,7 @@ bool run_planner(const std::vector<std::string>& infos, const Deadline& deadline
     return false;
   }
   static std::once_flag once;
-  std::call_once(once, [&reason] { warn("nothing runs on trees: " + reason); });
+  std::call_once(once, [&reason] { warn("Blink runs no call: " + reason); });
   *why += "says: " + reason;
   return false;
 }

@@ -231,11 +231,11 @@ void Communicator::prepare() {
     searches_ = std::make_unique<ChunkSearches>(resources->engine->driver(), resources->bundle, resources->page.get(),
                                                 place.rank);
     const std::uint32_t blocks = resources->engine->blocks(), planned = resources->bundle.blocks();
-    say("trees are ready, plan " + resources->bundle.plan.substr(0, 8) +
+    say("plan " + resources->bundle.plan.substr(0, 8) + " is loaded" +
         (blocks == planned ? "" : ", with " + std::to_string(blocks) + " of " + std::to_string(planned) +
-                                      " blocks, as the GPU has no room for more"));
+                                      " thread blocks, the most that fit the GPU"));
   } else {
-    why_not_ = cancelled_ ? "aborted before the trees were ready" : why;
+    why_not_ = cancelled_ ? "aborted before its plan was loaded" : why;
     // Rank 0 logs for all, unless rank 0 itself is missing.
     const bool without_rank_0 = why_not_.compare(0, 7, "rank 0 ") == 0;
     say("NCCL runs everything: " + why_not_, without_rank_0);

@@ -36,7 +36,7 @@ class Communicator {
 
   Place place;  // constant after begin()
 
-  // The reason why NCCL runs all calls; empty if the trees are ready. Settles first.
+  // The reason why NCCL runs all calls; empty if its plan is loaded. Settles first.
   std::string why_not();
 
   // Makes this rank reachable for the others. If it precedes the real initialisation, which synchronises all ranks,

@@ -16,6 +16,7 @@
 #include <climits>
 #include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "clock.h"
 #include "kernels.h"
@@ -693,12 +694,14 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
   blink::Segment segment;
   if (!segment.open(memory, bytes, token)) {
     error->code = BLINK_INVALID;
-    say(*error, "this is not the segment of this communicator (magic, version, token or size differ)");
+    say(*error, "this shared memory belongs to another job or another version of blink-ccl (magic, version, token or size "
+               "differ); install one version for all ranks");
     return nullptr;
   }
   if (rank < 0 || rank >= segment.ranks()) {
     error->code = BLINK_INVALID;
-    say(*error, "the rank is outside the segment's ranks");
+    const std::string last = std::to_string(segment.ranks() - 1);
+    say(*error, ("expected a rank from 0 to " + last + ", got " + std::to_string(rank)).c_str());
     return nullptr;
   }
   blink::Life& life = segment.rank(rank).life;

@@ -538,7 +538,8 @@ bool blink_op::collect_write(const blink_reader& reader, const Chunk& chunk) {
 
 int blink_op::not_lent(const blink_role& role, int peer, std::int64_t chunk) {
   return comm_.fail(BLINK_INVALID, site(BLINK_WAITS_NOT, role, peer, chunk), peer,
-                    "a message lies outside the peer's buffer, or that shared buffer is not mapped in this process");
+                    "a message lies outside the peer's buffer, or this process has not mapped that buffer; this is a bug "
+                    "in Blink: please report it");
 }
 
 // Moves the data from all sources to all targets.

@@ -195,7 +195,8 @@ std::unique_ptr<const blink_plan> read_plan(const void* bytes, std::uint64_t siz
   auto made = std::make_unique<blink_plan>();
   blink_plan_header& h = made->header;
   if (bytes == nullptr || size < sizeof h || size % sizeof(std::int64_t) != 0) {
-    return refuse(why, BLINK_INVALID, "a plan cannot have %llu bytes", static_cast<unsigned long long>(size));
+    return refuse(why, BLINK_INVALID, "a plan has %llu bytes; expected a multiple of %zu, at least %zu",
+                  static_cast<unsigned long long>(size), sizeof(std::int64_t), sizeof h);
   }
   std::memcpy(&h, all, sizeof h);
   if (h.magic != BLINK_PLAN_MAGIC || h.version != BLINK_PLAN_VERSION) {

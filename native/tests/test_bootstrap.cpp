@@ -223,7 +223,7 @@ void one_is_missing(int missing, double grace_s) {
   for (const int rank : here) {
     const Rank& end = ends[static_cast<std::size_t>(rank)];
     expect(end.status == BLINK_BOOTSTRAP_TIMEOUT && end.missing == std::vector<std::int32_t>{missing} &&
-               contains(end.cause.text, "rank " + std::to_string(missing) + " is not here"),
+               contains(end.cause.text, "rank " + std::to_string(missing) + " does not answer on this host"),
            "missing: rank %d says %d '%s'", rank, end.status, end.cause.text);
   }
   // The error is permanent.

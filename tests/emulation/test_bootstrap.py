@@ -277,7 +277,7 @@ def knocks_thrice(rank: int, url: str) -> None:
 
     def connected(self: _Joining, place: str, token: str) -> Bootstrap | None:
         if rank == 1 and next(knocks, ""):
-            self._note = f"rank 0 is not at {place}: {os.strerror(errno.EAGAIN)}"
+            self._note = f"cannot connect to rank 0 at {place}: {os.strerror(errno.EAGAIN)}"
             return None
         return real(self, place, token)
 
@@ -318,7 +318,7 @@ def test_another_protocol_of_the_bootstrap_is_an_error_on_both_sides(directory: 
 def test_a_rank_that_calls_itself_another_is_an_error() -> None:
     words = [msgspec.msgpack.encode(own_peer_info(rank, size)) for rank, size in ((0, 2), (0, 2), (1, 3))]
     for word, claim in ((words[1], "0 of 2"), (words[2], "1 of 3")):
-        with pytest.raises(CommunicationError, match=f"^rank 1 of 2 .process .* reports that it is rank {claim}"):
+        with pytest.raises(CommunicationError, match=f"^rank 1 of 2 .process .* calls itself rank {claim}; give every"):
             peer_info.decode_all([words[0], word])
 
 

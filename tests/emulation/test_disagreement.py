@@ -265,4 +265,4 @@ def test_a_foreign_segment_is_refused_by_all_ranks(tmp_path: Any, start: Start, 
     for outcome in outcomes([RankProcess(member_with_foreign_memory, url, rank, forgery) for rank in range(2)]):
         assert isinstance(outcome.error, CommunicationError)
         assert not isinstance(outcome.error, PeerLostError)
-        assert "this is not the segment of this communicator" in str(outcome.error)
+        assert "this shared memory belongs to another job or another version of blink-ccl" in str(outcome.error)

@@ -65,9 +65,9 @@ def test_programs_with_more_and_fewer_parts_take_turns(preloaded: Preloaded) -> 
     outcome = preloaded.client("threads", 7, cases="sizes", sizes=WIDE, timeout_s=150, **ring, **small).right()
     assert outcome.agreed()
     assert {"allreduce", "allgather", "reduce_scatter"} <= set(outcome.calls("blink"))
-    ready = [line for line in outcome.blink if "trees are ready" in line]
+    ready = [line for line in outcome.blink if " is loaded" in line]
     assert ready
-    assert all("with 3 of 4 blocks, as the GPU has no room for more" in line for line in ready), ready
+    assert all("with 3 of 4 thread blocks, the most that fit the GPU" in line for line in ready), ready
 
 
 @pytest.mark.parametrize(("seed", "ranks", "protocol"), [(1, 4, None), (5, 4, None), (8, 2, "copies")])

@@ -78,7 +78,7 @@ def test_no_compiler_that_knows_the_gpu(preloaded: Preloaded) -> None:
     assert outcome.calls("blink").total() == 0
     assert len({line.comm for line in outcome.usage}) > 1
     (line,) = outcome.blink
-    start = "WARN nothing runs on trees: the plan's code was not compiled: no compiler for sm_99; install one: "
+    start = "WARN Blink runs no call: the plan's code was not compiled: no compiler for sm_99; install one: "
     assert line.startswith(f'{start}{sys.executable} -m pip install --upgrade "nvidia-cuda-nvrtc<14" (')
 
 
@@ -89,9 +89,7 @@ def test_compiler_fails(preloaded: Preloaded, tmp_path: Path) -> None:
     assert [one.code for one in outcome.ended] == [0] * RANKS
     assert outcome.calls("blink").total() == 0
     warning, line = outcome.blink
-    assert warning.startswith(
-        "WARN nothing runs on trees: the plan's code was not compiled: nvcc refuses the generated "
-    )
+    assert warning.startswith("WARN Blink runs no call: the plan's code was not compiled: nvcc refuses the generated ")
     assert "NCCL runs everything" in line
     assert "nvcc refuses the generated code" in line
     (left,) = outcome.left
@@ -202,7 +200,7 @@ def test_too_few_blocks_in_a_part_of_the_gpu(fallen, preloaded: Preloaded, part:
     small = on(1, **{f"BLINK_DOUBLE_{part}_SMS": 40})
     outcome = preloaded.client("process", RANKS, **SHORT, each=small, **some).right()
     assert outcome.calls("blink")["allreduce"] > 0
-    assert [line for line in outcome.blink if ", with 5 of 16 blocks, as the GPU has no room for more" in line]
+    assert [line for line in outcome.blink if ", with 5 of 16 thread blocks, the most that fit the GPU" in line]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -214,7 +212,7 @@ def test_one_rank_without_blink(preloaded: Preloaded, rank: int, variables: dict
     reasons = [line for line in outcome.blink if "NCCL runs everything" in line]
     # Rank 0 logs for all; if rank 0 runs without Blink, the others do.
     assert len(reasons) == (1 if rank else RANKS - 1)
-    assert all(f"rank {rank} is not here: it runs without Blink" in line for line in reasons)
+    assert all(f"rank {rank} does not answer on this host: it runs without Blink" in line for line in reasons)
 
 
 def test_ranks_with_different_settings(fallen) -> None:
@@ -277,8 +275,8 @@ def test_gpus_in_exclusive_mode(preloaded: Preloaded, files: Built, tmp_path: Pa
     outcome = preloaded.client("process", RANKS, **SHORT, **own).right()
     assert outcome.calls("blink")["allreduce"] > 0
     assert set(outcome.calls("nccl")) <= {"send"}  # messages without a path table
-    lost = "the check gets no context or memory on them"
-    words = f"6 of 6 ordered pairs of GPUs are trusted without a check, because {lost}"
+    lost = "Blink assumes that they work: the test gets no context or memory there"
+    words = f"stores between 6 of 6 ordered pairs of GPUs were not tested, and {lost}"
     reason = "(rank 0 to rank 1: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE)"
     assert f"{words} {reason}" in outcome.ended[0].err
 

@@ -236,7 +236,7 @@ def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: s
     for seed in SEEDS:
         # A kernel that meets another one on its connections may wait forever, so the timeout is short.
         outcome = faulty.client("threads", **job, BLINK_DOUBLE_SEED=seed, BLINK_TIMEOUT=2)
-        assert any("trees are ready" in line for line in outcome.blink), outcome.blink
+        assert any(" is loaded" in line for line in outcome.blink), outcome.blink
         if outcome.ended[0].code != 0:
             return
     pytest.fail("no seed notices it")

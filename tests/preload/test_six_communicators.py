@@ -36,9 +36,9 @@ def test_six_communicators(preloaded: Preloaded) -> None:
     outcome = preloaded.client("threads", cases="six", **job).right()
     assert runs_on_trees(outcome), outcome.blink
     assert outcome.agreed()
-    ready = [line for line in outcome.blink if "trees are ready" in line]
+    ready = [line for line in outcome.blink if " is loaded" in line]
     assert len(ready) == 6
-    assert all("as the GPU has no room for more" in line for line in ready), ready
+    assert all("the most that fit the GPU" in line for line in ready), ready
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_kernels_without_room_are_noticed(preloaded: Preloaded, tmp_path: Path) 
     faulty = replace(preloaded, built=with_fault(place, {"resident_blocks.cpp": fault}))
     for seed in range(1, 7):
         outcome = six(faulty, seed, 10, CLIENT_SIX="all", BLINK_TIMEOUT=5, BLINK_DOUBLE_SMS=12)
-        assert sum("trees are ready" in line for line in outcome.blink) == 6, outcome.blink
+        assert sum(" is loaded" in line for line in outcome.blink) == 6, outcome.blink
         if outcome.ended[0].code != 0:
             return
     pytest.fail("no seed notices it")

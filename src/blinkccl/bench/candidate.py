@@ -175,7 +175,7 @@ class RunningCandidate:
             peer.settimeout(max(0.01, until - time.monotonic()))
             peer.sendall(data)
         except OSError as error:
-            raise self._lost(f"rank {rank} cannot be sent a command ({error})") from None
+            raise self._lost(f"cannot send a command to rank {rank} ({error})") from None
 
     def _receive(self, rank: int, peer: socket.socket, size: int, until: float) -> bytes:
         data = bytearray()

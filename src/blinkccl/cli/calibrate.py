@@ -45,7 +45,7 @@ def calibrate(
         int | None,
         Option("--ranks", metavar="N", min=2, max=2**20, help="Number of ranks, for a log that does not list them."),
     ] = None,
-    algo: Annotated[str, Option("--algo", metavar="ring|whole", help="Model of the collective.")] = "ring",
+    algo: Annotated[str, Option("--algo", metavar="ring|whole", help="α per step (ring) or call (whole).")] = "ring",
     begin: Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size to fit.")] = "0",
     end: Annotated[
         str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size to fit; default: all.")

@@ -193,7 +193,7 @@ def read_file(path: Path, limit: int) -> bytes:
             with path.open("rb") as file:
                 return file.read(limit + 1)
         if sys.stdin is None:
-            raise typer.BadParameter(f"{name} cannot be read: it is closed")
+            raise typer.BadParameter(f"{name} is closed; give a file, or a pipe on standard input")
         return sys.stdin.buffer.read(limit + 1)
     except OSError as problem:
         raise typer.BadParameter(f"{name} cannot be read: {problem.strerror or problem}") from None

@@ -172,7 +172,7 @@ def _write(path: Path, field: Field, rows: Sequence[Sequence[Measured]], sizes: 
     if old is not None and old.same_source(table):
         table = old
     elif old is not None:
-        console.note(f"{path}: times of {old.by} are replaced by times of {by}; the same --lane would keep both")
+        console.note(f"{path}: new times of {by} replace those of {old.by}; use the same --lane to keep both")
     for row, at in zip(rows, ranges(sizes), strict=True):
         table = table.with_cell(measured_cell(row, field.request.ranks, at))
     with console.written(path):

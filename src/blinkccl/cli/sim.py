@@ -387,5 +387,5 @@ def _draw(path: Path, field: JobCandidates, code: Code, rows: Sequence[Sequence[
     from blinkccl.show.sim_text import sim_picture
 
     if not any(estimate.algbw_gb_per_s > 0 for row in rows for estimate in row):
-        raise UsageError("--plot: no size moves any data, as all hold less than one element per block; give larger -b")
+        raise UsageError("--plot: every size is smaller than one element per block; give a larger -b or -e")
     console.write_file(path, chart_file(sim_picture(field, code, rows)))

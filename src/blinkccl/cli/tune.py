@@ -134,7 +134,7 @@ def _measured(
         with opened as tuner:
             if table is None or not table.same_source(tuner.table):
                 if table is not None:
-                    console.note(f"{path}: times of {table.by} are replaced by times of {tuner.table.by}")
+                    console.note(f"{path}: new times of {tuner.table.by} replace those of {table.by}")
                 table = tuner.table
             old = [] if again else [cell for cell in table.of(tuner.ranks) if tuner.knows(cell)]
             known = {(cell.collective, cell.size_bytes, cell.least, cell.below) for cell in old}

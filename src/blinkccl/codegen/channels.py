@@ -171,7 +171,7 @@ def _refuse(program: Program) -> None:
         if ends > MAX_ENDS:
             raise UnsupportedError(
                 f"{name_role(program, index)} receives from {len(role.receives)} and sends to {len(role.sends)} "
-                f"ranks at once: generated code serves at most {MAX_ENDS} ends per role; plan trees with fewer branches"
+                f"ranks at once: generated code allows {MAX_ENDS} connections per step; plan trees with fewer branches"
             )
 
 

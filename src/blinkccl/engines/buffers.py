@@ -166,7 +166,7 @@ def check_roles(program: Program, relays: bool = False, switches: bool = False) 
     for role in program.roles:
         where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"
         if not (role.contributes or role.receives):
-            raise ScheduleError(f"{where} has no value: it neither contributes nor receives")
+            raise ScheduleError(f"{where}: expected to contribute or to receive data, but it does neither")
         block = program.slices[role.slice].block
         place = placements(program.collective).get(block)
         for used, ranks, verb in (

@@ -233,8 +233,8 @@ class HostPlan:
         worst = max(used.values(), default=0)
         if worst > self.area.lines:
             raise UnsupportedError(
-                f"the program needs {worst} control lines on one rank, and a segment has {self.area.lines}: "
-                "use a plan with fewer trees or channels"
+                f"the plan needs {worst} counters in shared memory on one rank, but a group has {self.area.lines} per "
+                "rank: use a plan with fewer trees or channels"
             )
 
     # ---- proofs of order
@@ -360,7 +360,10 @@ class HostPlan:
         UnsupportedError for inline flags in a queue that several roles share.
         """
         if self.inline and not all(ring.exclusive for ring in self.rings):
-            raise UnsupportedError(f"protocol {INLINE!r} needs one sender per queue, and several roles share a queue")
+            raise UnsupportedError(
+                f"protocol {INLINE!r} needs one sending step per queue, but here several share a queue; use protocol "
+                "'simple'"
+            )
         numbers = {block: number for number, block in enumerate(self._placements)}
         tables = {
             "slice": [

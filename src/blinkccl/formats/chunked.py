@@ -80,7 +80,8 @@ class Chunked:
         late = [q for q, role in self.receiver.items() if role.offset != self.sender[q].offset + 1]
         if late:
             raise UnsupportedError(
-                f"queue {late[0]} takes more than one tick: only programs lowered from a plan can be written"
+                f"queue {late[0]} delays its messages by more than one step, and this format allows one; export a plan "
+                "instead of a changed Program"
             )
 
     def own(self, role: Role) -> ChunkPlace:

@@ -326,7 +326,7 @@ def _why(run: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str) -> st
     if forced:
         return f"{forced}; {times}"
     if nccl is None:
-        return f"no NCCL to compare with; {times}"
+        return f"not compared with NCCL; {times}"
     return f"{times} (no model of NCCL here: {nccl.caveat})" if nccl.caveat else times
 
 
@@ -372,7 +372,7 @@ def without(rows: ChoiceTable, compiled: Container[tuple[str, str]]) -> ChoiceTa
         ways = tuple(way for way in row.ways if (way.candidate.name, way.protocol) in compiled)
         lacks = [f"{way.candidate.algorithm} {way.protocol}" for way in row.ways if way not in ways]
         if lacks:
-            why = f"{' and '.join(lacks)} was not compiled in time, the next job may have it; {row.why}"
+            why = f"not compiled in time, but perhaps for the next job: {' and '.join(lacks)}; {row.why}"
             row = replace(row, ways=ways, why=why, search=row.search and bool(ways))
         left.append(row)
     return ChoiceTable(tuple(left))

@@ -72,9 +72,9 @@ def bad_pairs(
             _keep(path, faults)
         for (a, b), why in list(check.untried.items())[:1]:
             note(
-                f"{len(check.untried)} of {len(missing)} ordered pairs of GPUs are trusted without a check, because "
-                f"the check gets no context or memory on them (rank {uuids.index(gpus[a])} to rank "
-                f"{uuids.index(gpus[b])}: {why})"
+                f"stores between {len(check.untried)} of {len(missing)} ordered pairs of GPUs were not tested, and "
+                f"Blink assumes that they work: the test gets no context or memory there (rank {uuids.index(gpus[a])} "
+                f"to rank {uuids.index(gpus[b])}: {why})"
             )
     ranks = [(a, b) for a in range(job.size) for b in range(job.size)]
     return {(a, b): faults[uuids[a], uuids[b]] for a, b in ranks if faults.get((uuids[a], uuids[b]))}

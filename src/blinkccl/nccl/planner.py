@@ -313,10 +313,10 @@ def answer(peers: bytes, environ: Mapping[str, str]) -> str:
         line = f"refused the plan cannot be written: {_one_line(error)}"
     except Exception as error:
         traceback.print_exc()
-        line = f"refused an internal error of the planner (traceback on standard error): {_one_line(error)}"
+        line = f"refused internal error of the planner (its traceback is on standard error): {_one_line(error)}"
     if log.overruled:
         log.say(log.overruled)
-    log.say(f"{line} after {time.monotonic() - log.began:.3f} s")
+    log.say(f"{line.replace(' ', ': ', 1)} after {time.monotonic() - log.began:.3f} s")
     return line
 
 

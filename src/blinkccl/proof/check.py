@@ -143,8 +143,8 @@ def _beyond_prices(plan: ClaimedPlan, walks: list[Walk]) -> Iterator[str]:
         switch = next((v for v in (share.root, *walk.senders, *walk.receivers) if v not in job), None)
         if switch is not None:
             yield (
-                f"certificate: prices without sets bound trees over ranks only, but in {share.where} switch {switch} "
-                "reduces or copies; expected sets beside the prices"
+                f"certificate: switch {switch} in {share.where} reduces or copies data; expected sets as well as "
+                "prices, got prices alone, which bound trees over ranks only"
             )
             return
 

@@ -34,4 +34,7 @@ def check_program(program: Program) -> None:
         return
     faults = order_faults(program, "+".join(map(str, program.ranks)))
     if faults:
-        raise UnsupportedError(f"{VARIABLE}=order: this program does not sum in rank order: {faults[0]}")
+        raise UnsupportedError(
+            f"{VARIABLE}=order: this program does not sum in rank order: {faults[0]}; choose another algorithm, or "
+            f"unset {VARIABLE}"
+        )

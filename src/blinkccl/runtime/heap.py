@@ -80,8 +80,8 @@ class Heap:
     def _no_gap(self, nbytes: int) -> CommunicationError:
         left = max((length for _, length in self._free), default=0)
         return CommunicationError(
-            f"{nbytes} bytes of shared memory do not fit: the largest gap in this process's {self.size} is {left}; "
-            "drop arrays that are not needed"
+            f"{nbytes} bytes of shared memory do not fit: of this process's {self.size}, at most {left} are free in "
+            "one piece; delete shared tensors and arrays that are not needed"
         )
 
     def holds(self, address: int) -> bool:

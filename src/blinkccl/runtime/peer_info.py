@@ -102,7 +102,8 @@ def decode_all(words: Sequence[bytes]) -> tuple[PeerInfo, ...]:
     for rank, peer in enumerate(peers):
         if (peer.rank, peer.world_size) != (rank, len(peers)):
             raise CommunicationError(
-                f"rank {rank} of {len(peers)} ({peer}) reports that it is rank {peer.rank} of {peer.world_size}"
+                f"rank {rank} of {len(peers)} ({peer}) calls itself rank {peer.rank} of {peer.world_size}; give every "
+                "process its own rank, and all the same number of ranks"
             )
         if peer.deterministic != peers[0].deterministic:
             first, differing = (f"{each.deterministic or 'nothing'}" for each in (peers[0], peer))

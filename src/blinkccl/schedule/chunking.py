@@ -125,8 +125,8 @@ def bind(
     for index, part in enumerate(program.slices):
         if part.block not in places:
             raise ScheduleError(
-                f"slice {index} is cut from block {part.block!r}, which {program.collective.name} "
-                f"on {program.collective.world_size} ranks does not have"
+                f"slice {index}: {program.collective.name} on {program.collective.world_size} ranks has no block "
+                f"{part.block!r}"
             )
         offset, stop = boundary(part.start, count, group), boundary(part.stop, count, group)
         extents.append((offset, max(0, stop - offset)))

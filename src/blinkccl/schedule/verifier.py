@@ -81,8 +81,8 @@ def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
     places = placements(program.collective)
     for index, part in enumerate(program.slices):
         if part.block not in places:
-            name = program.collective.name
-            yield f"slice {index} is cut from block {part.block!r}, which {name} does not have"
+            coll = program.collective
+            yield f"slice {index}: {coll.name} on {coll.world_size} ranks has no block {part.block!r}"
     for index, queue in enumerate(program.queues):
         for rank in (queue.src, queue.dst):
             if not 0 <= rank < len(program.vertices):
@@ -338,8 +338,8 @@ def _home_faults(queue: Queue, topology: Topology) -> Iterator[str]:
             by = topology.link[pair].by
             if by not in ("", moved):
                 yield (
-                    f"its home is {topology.vertex[queue.home].label}, so link {pair[0]} → {pair[1]} is crossed by a "
-                    f"{moved}, but the plan uses its capacity for a {by}"
+                    f"its messages are stored at {topology.vertex[queue.home].label}, so link {pair[0]} → {pair[1]} "
+                    f"carries {moved}s, but the plan counts its capacity for {by}s"
                 )
         at = memory_inside(topology, leg)
         if at is not None:

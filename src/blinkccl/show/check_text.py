@@ -35,7 +35,7 @@ def audit_text(audit: Audit, paint: Paint = plain) -> str:
 
 def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list[str]:
     if verdict.violations:
-        return [*_listed("the plan contradicts itself", verdict.violations, paint)]
+        return [*_listed("the checker refuses the plan", verdict.violations, paint)]
     ok = paint("  ok  ", "green")
     assert verdict.rate is not None  # A plan without violations has a rate and a bound.
     assert verdict.bound is not None

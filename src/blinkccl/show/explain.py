@@ -157,7 +157,7 @@ def explain_text(explanation: Explanation, why: bool = False) -> str:
 def _library_text(row: ChoiceRow | str) -> str:
     """libblink.so's behaviour for the size."""
     if isinstance(row, str):
-        return f"libblink.so does not apply: {row}"
+        return f"libblink.so is not used for this call: {row}"
     if row.candidate is None:
         known = "predicted" if row.margin == PREDICTED_MARGIN else "measured"
         return (

@@ -201,10 +201,7 @@ def certificate_lines(forest: Forest) -> list[str]:
     if forest.optimal:
         head = f"proof   {CLAIM_IN_SWITCH if forest.combining else CLAIM}:"
     else:
-        head = (
-            f"bound   no schedule is faster than {rate_text(forest.bound, forest.topology)}, "
-            "which this plan does not reach:"
-        )
+        head = f"bound   no schedule is faster than {rate_text(forest.bound, forest.topology)}; this plan is slower:"
     return [head, *(f"        {line}" for line in _words(forest.certificate, forest))]
 
 

@@ -90,7 +90,7 @@ def store_fault(topology: Topology, path: Sequence[int]) -> str | None:
     at = memory_inside(topology, path)
     if at is not None:
         label = topology.vertex[at].label
-        return f"its path {way} goes through the memory of {label}, but a store from GPU {src} to GPU {dst} cannot"
+        return f"its path {way} continues beyond the memory of {label}, where a store from GPU {src} to GPU {dst} ends"
     slow = dict.fromkeys(kind for pair in pairwise(path) if (kind := topology.link[pair].kind) not in FAST_KINDS)
     if slow and (src, dst) in _fast_pairs(topology):
         over = " and ".join(_SLOW_WORDS[kind] for kind in slow)

@@ -115,7 +115,8 @@ def _plan(topology: Topology) -> _XmlPlan:
                     continue
                 if other in plan.parent or other in hosts:
                     raise UnsupportedError(
-                        f"{topology.name}: PCIe below a host is no tree (vertex {other}); write JSON"
+                        f"{topology.name}: PCIe link {vertex} → {other} closes a cycle or joins two hosts, but "
+                        "this format has a tree below each host; write JSON"
                     )
                 plan.parent[other] = vertex
                 plan.children.setdefault(vertex, []).append(other)

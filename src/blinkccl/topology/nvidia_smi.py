@@ -264,7 +264,8 @@ def _add_nvlinks(box: Assembly, matrix: Cells, stated: Stated) -> None:
         elif all(lanes[a][b] == first for a in group for b in group if a != b):
             box.join_all(group, box.add("switch", "NVSwitch"), first * lane, "nvlink")
             box.notes.append(
-                f"GPU {ids_text(group)}: {first} lanes to every other GPU are read as {first} lanes to an NVSwitch"
+                f"GPU {ids_text(group)}: every pair shows {first} lanes, more in sum than a GPU has, so these are the "
+                f"{first} lanes from each GPU to an NVSwitch"
             )
         else:
             worst = max(group, key=lambda a: sum(lanes[a]))

@@ -105,7 +105,7 @@ def test_an_output_that_takes_nothing_is_one_line(arguments, redirected, why):
 def test_a_closed_input_is_one_line():
     ended = _shell("check - <&-")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "standard input cannot be read: it is closed" in ended.stderr
+    assert "standard input is closed; give a file" in ended.stderr
 
 
 def test_a_closed_stderr_keeps_notes_out_of_the_data():

@@ -78,7 +78,7 @@ def test_a_false_plan_is_not_exported(blink, plan, tmp_path) -> None:
 def test_a_plan_beyond_the_limits_of_generated_code_is_refused_with_the_reason(blink, plan, monkeypatch) -> None:
     monkeypatch.setattr("blinkccl.codegen.channels.MAX_ENDS", 5)
     blink("export", plan, "--to", "cuda").assert_refused(
-        "(root of share 0) receives from 3 and sends to 3 ranks at once: generated code serves at most 5 ends"
+        "(root of share 0) receives from 3 and sends to 3 ranks at once: generated code allows 5 connections"
     )
 
 

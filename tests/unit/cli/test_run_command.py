@@ -301,7 +301,7 @@ def test_where_no_compiler_serves_the_gpu_a_line_installs_one(example, monkeypat
     monkeypatch.setenv("BLINK_DOUBLE_DRIVER", "12040")
     install = f"no compiler for sm_99; install one: {PYTHON} -m pip install --upgrade nvidia-cuda-nvrtc-cu12 ("
     first, total, again, *_ = example()
-    assert f"BLINK WARN nothing runs on trees: the plan's code was not compiled: {install}" in first
+    assert f"BLINK WARN Blink runs no call: the plan's code was not compiled: {install}" in first
     assert total == "blink: 1 communicator of 1 process: Blink ran 0 calls per rank, NCCL 1"
     assert again.startswith(f"{NOT_COMPILED}{install}")
 

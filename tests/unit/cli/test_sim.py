@@ -143,7 +143,7 @@ def test_a_size_that_moves_nothing_is_not_drawn(blink, tmp_path: Path) -> None:
     command = ["sim", "allgather", "--topo", "dgx-1v", "--algo", "optimal,ring", "--plot", str(path)]
     nothing = blink(*command, "-b", "4", "-e", "16")
     assert nothing.code == 2
-    assert "no size moves any data, as all hold less than one element per block; give larger -b" in nothing.err
+    assert "--plot: every size is smaller than one element per block; give a larger -b or -e" in nothing.err
     assert not path.exists()
     assert blink(*command, "-b", "4", "-e", "64").code == 0
     drawn = path.read_text()
@@ -163,7 +163,7 @@ def test_beyond_gigabytes_there_are_units_too(blink, monkeypatch) -> None:
         (["p.json"], "a plan has its own collective, links and ranks: leave --topo out"),
         (["p.json", "--links", "all"], "leave --links, --topo out"),
         (["p.json", "--relays"], "leave --relays, --topo out"),
-        (["allreduce", "--algo", "hybrid"], "hybrid has no predicted time with kernels"),
+        (["allreduce", "--algo", "hybrid"], "hybrid cannot be predicted with kernels; use --code copies"),
         (["allreduce", "--code", "threads"], "unknown code 'threads'; expected one of kernels, copies"),
         (["allreduce", "--code", "kernels", "--chunk", "1M"], "--code kernels: --chunk is for copies; leave one out"),
         (["sendrecv", "--code", "kernels"], "kernels do not run sendrecv: copy engines move messages"),

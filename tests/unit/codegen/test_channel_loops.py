@@ -133,7 +133,7 @@ def test_sends_of_one_chunk_in_one_tick_are_one_execution() -> None:
 
 def test_too_many_ends_and_too_fine_fractions_are_refused() -> None:
     wide = lower(allreduce(MAX_ENDS, star(0, MAX_ENDS)))
-    with pytest.raises(UnsupportedError, match=r"root of share 0.* receives from 31 and sends to 31 .*32 ends"):
+    with pytest.raises(UnsupportedError, match=r"root of share 0.* receives from 31 and sends to 31 .*32 connections"):
         channel_loops(wide)
     many = lower(allreduce(15, star(0, 15, copies=6)), channels=1)
     with pytest.raises(UnsupportedError, match=r"rank 0 has 168 connections in channel 0.*128 per channel"):

@@ -115,7 +115,7 @@ def test_programs_that_cannot_be_bound(run: reference.Run) -> None:
     first = program.roles[0]
     for change, message in (
         ({"contributes": True}, "contributes block None, which its rank does not have"),
-        ({"receives": ()}, "neither contributes nor receives"),
+        ({"receives": ()}, "expected to contribute or to receive"),
     ):
         wrong = replace(program, roles=(replace(first, **change), *program.roles[1:]))
         with pytest.raises(ScheduleError, match=message):

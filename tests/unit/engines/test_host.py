@@ -188,12 +188,12 @@ def test_a_segment_accepts_only_its_own_ranks() -> None:
     memory = mmap.mmap(-1, size)
     view = (c_char * 1).from_buffer(memory)
     at = addressof(view)
-    with pytest.raises(CommunicationError, match=r"rank 0 cannot join .* not the segment of this communicator"):
+    with pytest.raises(CommunicationError, match=r"rank 0 cannot join .* belongs to another job or another version"):
         Endpoint(at, size, 0, token)
     host.format_segment(at, size, shape, token)
     with pytest.raises(CommunicationError, match="token"):
         Endpoint(at, size, 0, secrets.token_bytes(16))
-    with pytest.raises(CommunicationError, match="outside the segment's ranks"):
+    with pytest.raises(CommunicationError, match="expected a rank from 0 to 1, got 2"):
         Endpoint(at, size, 2, token)
     end = Endpoint(at, size, 0, token)
     with pytest.raises(CommunicationError, match="another process has already joined as this rank"):
@@ -316,7 +316,7 @@ def test_invalid_plans_are_refused_by_the_library(ends: list[Endpoint], monkeypa
     words = np.frombuffer(rows, np.int64).copy()
     for wrong, message in (
         (rows[:-8], "words"),
-        (rows[:100], "cannot have"),
+        (rows[:100], "has 100 bytes; expected"),
         (rows[:80] + b"x" + rows[81:], "checksum"),
     ):
         monkeypatch.setattr(HostPlan, "rows", wrong)

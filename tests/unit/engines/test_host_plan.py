@@ -215,7 +215,7 @@ def test_rings_that_never_fit_are_refused() -> None:
 
 
 def test_too_many_lines_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"needs \d+ control lines on one rank, and a segment has 3"):
+    with pytest.raises(UnsupportedError, match=r"needs \d+ counters in shared .*, but a group has 3 per rank"):
         HostPlan(planned("ring"), Area(lines=3))
 
 

@@ -137,7 +137,7 @@ def test_pairs_that_cannot_be_tried_follow_the_drivers_answer(driver, tmp_path, 
     bad = bad_pairs(job(3), tmp_path / "peers", note=notes.append)
     assert set(bad) == {(0, 2)} | denied
     (line,) = notes
-    assert line.startswith(f"{untried} of 6 ordered pairs of GPUs are trusted without a check")
+    assert line.startswith(f"stores between {untried} of 6 ordered pairs of GPUs were not tested")
     driver(BAD_PEER="2-1")
     assert set(bad_pairs(job(3), tmp_path / "peers")) == {*bad, (2, 1)}
 

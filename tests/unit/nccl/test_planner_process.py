@@ -216,7 +216,7 @@ def test_programs_not_compiled_in_time_are_left_to_nccl(compiled, tmp_path):
     first = answer(data, environ)
     file = rows_of(first)
     assert (programs_of(file, "broadcast"), programs_of(file, "allreduce")) == ({False}, {True})
-    late = "one_hop ll was not compiled in time, the next job may have it; BLINK_ALGO=one_hop"
+    late = "not compiled in time, but perhaps for the next job: one_hop ll; BLINK_ALGO=one_hop"
     assert any(row["why"].startswith(late) for row in file["choice"])
     compiled.clear()
     second = answer(data, environ)
@@ -239,7 +239,7 @@ def test_copies_without_their_object_are_left_to_nccl(compiled, monkeypatch, tmp
     file = rows_of(answer(data, {"BLINK_CACHE": str(tmp_path / "cache")}))
     assert (programs_of(file, "broadcast"), programs_of(file, "allreduce")) == ({False}, {True})
     assert {bundles.PROTOCOLS[row["protocol"]] for row in file["choice"] if row["program"] >= 0} == {"copies"}
-    late = "one_hop copies was not compiled in time, the next job may have it"
+    late = "not compiled in time, but perhaps for the next job: one_hop copies"
     assert any(row["why"].startswith(late) for row in file["choice"])
     assert not any("broadcast" in row["file"] for row in file["image"])
     assert not list((tmp_path / "cache").glob(f"bundles/*/{bundles.FILE}"))
@@ -257,5 +257,5 @@ def test_an_internal_error_is_a_refusal(monkeypatch, capsys):
 
     monkeypatch.setattr("blinkccl.nccl.planner.place", broken)
     line = answer(json.dumps(peers(2)).encode(), {})
-    assert line == "refused an internal error of the planner (traceback on standard error): on purpose"
+    assert line == "refused internal error of the planner (its traceback is on standard error): on purpose"
     assert "Traceback" in capsys.readouterr().err

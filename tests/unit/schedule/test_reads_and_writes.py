@@ -47,7 +47,7 @@ def test_links_are_written_or_read_as_is_faster(written: int, read: int, by: str
     assert check_plan(plan_document(forest), to_document(machine)).optimal
     wrong = [replace(queue, home=queue.path[-1 if by == "read" else 0]) for queue in program.queues]
     faults = violations(replace(program, queues=tuple(wrong)), forest.topology)
-    crossed = f"is crossed by a {'write' if by == 'read' else 'read'}, but the plan uses its capacity for a {by}"
+    crossed = f"carries {'write' if by == 'read' else 'read'}s, but the plan counts its capacity for {by}s"
     assert any(crossed in text for text in faults) if by else not faults
 
 

@@ -51,7 +51,7 @@ TABLES: list[tuple[Callable[[Program], Program], str]] = [
     (lambda p: replace(p, ranks=(0, 1, 1)), "needs 3 different vertices"),
     (lambda p: replace(p, ranks=(0, 1, 9)), "rank 2 is vertex 9, which clique:3 does not have"),
     (lambda p: replace(p, rate=Fraction(0)), "rate must be positive, got 0"),
-    (lambda p: replace(p, slices=(replace(p.slices[0], block=4),)), "slice 0 is cut from block 4"),
+    (lambda p: replace(p, slices=(replace(p.slices[0], block=4),)), "slice 0: allreduce on 3 ranks has no block 4"),
     (
         lambda p: replace(p, queues=(Queue(0, 7, (0, 7), 7), *p.queues[1:])),
         "queue 0 ends at rank 7, outside 0 … 2",

@@ -97,7 +97,7 @@ def test_the_text_says_why_the_library_does_not_apply(spec, name, why, nccl):
     explanation = explained(asked(spec, name), 1 << 20)
     assert explanation.library == why
     text = explain_text(explanation)
-    assert f"here    libblink.so does not apply: {why}\n" in text
+    assert f"here    libblink.so is not used for this call: {why}\n" in text
     assert f"nccl    {nccl}" in text
 
 

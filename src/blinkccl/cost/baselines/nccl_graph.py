@@ -164,8 +164,8 @@ def _remarks(forest: Forest, nccl: NcclServer, after: Channels, alone: bool) -> 
         f"Rings of {forest.topology.name}, GPUs {gpus}, as planned for {forest.collective.name} by {forest.algorithm}.",
         *_HOW_TO,
         f"Nominal: {float(total) * unit:g} GB/s. No set of rings on the plan's links has more than "
-        f"{float(limit) * unit:g}: each crosses the cut between GPUs {','.join(map(str, side))} and the rest, both "
-        f"ways.",
+        f"{float(limit) * unit:g}: every ring uses the links between GPUs {','.join(map(str, side))} and the rest in "
+        "both directions.",
         f"By NCCL 2.30's count of links: {_words(after)}. Its own search{' on these links alone' if alone else ''} "
         f"finds {_words(before)}, on which data moves at up to {room:g}."
         + (" Export with --topo for its search on the whole machine." if alone else ""),

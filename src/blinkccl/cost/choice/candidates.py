@@ -72,8 +72,8 @@ def _by_kernels(name: str, gpu: Gpu) -> Callable[[Request, Conditions], Prepared
     def prepare(request: Request, conditions: Conditions) -> Prepared:
         if name == HYBRID:
             raise UnsupportedError(
-                "hybrid has no predicted time with kernels, because the start of its PCIe part is not measured; use "
-                f"--code {COPY_ENGINES} for the paper's start, or try BLINK_ALGO=hybrid with libblink.so"
+                f"hybrid cannot be predicted with kernels; use --code {COPY_ENGINES}, or measure a job with "
+                "BLINK_ALGO=hybrid and libblink.so"
             )
         return of_forest(ALGORITHMS[name].plan(on_stores(request)), Code(gpu), conditions)
 

@@ -243,7 +243,7 @@ def _determined(sizes: Sequence[int], alpha_part: float, beta_part: float) -> tu
     warnings = []
     for name, part, which in (("α", alpha_part, "smaller"), ("β", beta_part, "larger")):
         if part > MOST_UNSURE:
-            of_it = "it may be 0" if part == inf else f"its standard error is {part:.0%} of it"
+            of_it = "0 fits as well" if part == inf else f"its standard error is {part:.0%} of it"
             warnings.append(
                 f"{name} is not determined by {sizes[0]:,} to {sizes[-1]:,} bytes: {of_it}; measure {which} sizes too"
             )

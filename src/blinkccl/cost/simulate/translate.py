@@ -67,7 +67,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.budget is not None and not 1 <= self.budget <= MAX_BUDGET:
             raise UsageError(
-                f"a budget of {self.budget:,} tasks; expected 1 to {MAX_BUDGET:,}, the numbers of a kernel's tasks"
+                f"budget: expected 1 to {MAX_BUDGET:,} tasks (transfers and reductions), got {self.budget:,}"
             )
         for name, value, known in (("sharing", self.sharing, SHARINGS), ("streams", self.streams, STREAMS)):
             if value not in known:

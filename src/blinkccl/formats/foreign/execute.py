@@ -344,7 +344,8 @@ class PlanExecution(Generic[V]):
             posts, waits = self._total[counter], self._awaited[counter]
             if posts > waits:
                 self._fault(
-                    f"unbalanced: {counter}: {posts} sent, but {waits} waited for; the rest would reach the next run"
+                    f"unbalanced: {counter}: {posts} sent, but only {waits} waited for; the next run would receive the "
+                    "others"
                 )
         ends: list[Clock] = [np.zeros(len(self._threads), np.int32) for _ in range(self._ranks)]
         for thread, block in zip(self._threads, self.plan.blocks, strict=False):

@@ -82,8 +82,8 @@ def measured_gb_per_s(small: tuple[int, float], large: tuple[int, float]) -> Fra
     (few, soon), (many, late) = ((size, Fraction(seconds)) for size, seconds in (small, large))
     if not (0 <= few < many and 0 < soon < late):
         raise UsageError(
-            f"{few} bytes in {float(soon):g} s and {many} bytes in {float(late):g} s give no rate; measure sizes that "
-            "are further apart"
+            f"a rate from {few} bytes in {float(soon):g} s and {many} bytes in {float(late):g} s: expected the second "
+            "call to be larger and to take longer; measure sizes that are further apart"
         )
     return (many - few) / (late - soon) / GB
 

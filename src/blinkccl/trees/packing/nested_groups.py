@@ -162,7 +162,7 @@ def best_group(
         if search.ended(best):
             break
     if not search.rate(best):
-        raise PackingError("in none of these groups can all contributions be reduced: some path is missing")
+        raise PackingError("no group of the search can reduce all contributions: some path is missing")
     return best, search.rate(best)
 
 

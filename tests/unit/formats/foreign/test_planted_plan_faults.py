@@ -96,7 +96,7 @@ FAULTS = [
         "read",
         [(at(0, 0, "+"), files.sync("signal"))],
         "the signals of memory channel 0 from GPU 0 to GPU 1",
-        "3 sent, but 2 waited for",
+        "3 sent, but only 2 waited for",
         "unbalanced",
     ),
     Fault(

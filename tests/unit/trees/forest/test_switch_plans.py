@@ -122,7 +122,7 @@ DAMAGE: dict[str, tuple[Callable[[Json], None], str]] = {
     "root not below": (put("shares", 0, "root", 0), "contributions of [1, 2] never reach the root 0"),
     "load as if each went by itself": (put("link_load", 3, "load", "3"), "load 3 stated, recomputed 1"),
     "rate": (put("rate", "3/2"), "rate"),
-    "prices for ranks alone": (drop_sets, "prices without sets bound trees over ranks only, but in shares[0] switch 3"),
+    "prices for ranks alone": (drop_sets, "switch 3 in shares[0] reduces or copies data; expected sets"),
     "a set without a rank": (put("certificate", "left", 2, ["1/6", [3]]), "left[2]: expected ranks and switches"),
     "a set of nothing that is there": (put("certificate", "entered", 0, 1, [0, 9]), "entered[0]: expected ranks and"),
     "a vertex twice": (put("certificate", "entered", 0, 1, [0, 0]), "positive weight and different vertices"),
