@@ -155,22 +155,13 @@ extern "C" {
 blink_bootstrap* blink_bootstrap_listen(const char* tcp, const char* token, int size, blink_bootstrap_reason* reason) {
   return guarded(reason, [&]() -> blink_bootstrap* {
     if (!sensible(token, 0, size, reason)) return nullptr;
-    const std::string name = fresh_name();
-    std::vector<Socket> listeners;
-    listeners.push_back(blink::listen_at_name(name));
-    std::string address = "unix:" + name;
-    if (tcp != nullptr && listeners.back().open()) {
-      int port = 0;
-      const std::string place = tcp;
-      listeners.push_back(blink::listen_at_port(place, &port));
-      address += " tcp:" + place.substr(0, place.rfind(':')) + ":" + std::to_string(port);
-    }
-    if (!listeners.back().open()) {
-      return refuse(std::string("no socket for the ranks to meet at") + (tcp != nullptr ? std::string(" ") + tcp : "") +
-                        ": " + std::strerror(errno),
-                    reason);
-    }
-    auto rank = std::make_unique<blink::Coordinator>(token, size, std::move(listeners), false);
+    const std::string place = tcp != nullptr ? tcp : fresh_name();
+    int port = 0;
+    Socket listener = tcp != nullptr ? blink::listen_at_port(place, &port) : blink::listen_at_name(place);
+    if (!listener.open()) return refuse("it cannot listen at " + place + ": " + std::strerror(errno), reason);
+    const std::string address =
+        tcp == nullptr ? "unix:" + place : "tcp:" + place.substr(0, place.rfind(':')) + ":" + std::to_string(port);
+    auto rank = std::make_unique<blink::Coordinator>(token, size, std::move(listener), false);
     return new blink_bootstrap{std::move(rank), address};
   });
 }
@@ -196,9 +187,8 @@ blink_bootstrap* blink_bootstrap_connect(const char* address, const char* token,
 blink_bootstrap* blink_bootstrap_announce(const char* token, int rank, int size, blink_bootstrap_reason* reason) {
   return guarded(reason, [&]() -> blink_bootstrap* {
     if (!sensible(token, rank, size, reason)) return nullptr;
-    std::vector<Socket> listeners;
-    listeners.push_back(blink::listen_at_name(blink::announced_name(token, rank)));
-    if (!listeners[0].open()) {
+    Socket listener = blink::listen_at_name(blink::announced_name(token, rank));
+    if (!listener.open()) {
       const bool taken = errno == EADDRINUSE;
       return refuse(taken ? "another process on this host is rank " + std::to_string(rank) + " of this group"
                           : std::string("no socket to meet the other ranks: ") + std::strerror(errno),
@@ -206,9 +196,9 @@ blink_bootstrap* blink_bootstrap_announce(const char* token, int rank, int size,
     }
     std::unique_ptr<Participant> end;
     if (rank == 0) {
-      end = std::make_unique<blink::Coordinator>(token, size, std::move(listeners), true);
+      end = std::make_unique<blink::Coordinator>(token, size, std::move(listener), true);
     } else {
-      end = std::make_unique<blink::Client>(token, rank, size, std::move(listeners[0]));
+      end = std::make_unique<blink::Client>(token, rank, size, std::move(listener));
     }
     return new blink_bootstrap{std::move(end), ""};
   });

@@ -398,6 +398,7 @@ Channel::Got Channel::take(Frame* frame) {
       if (read_ < sizeof head_) continue;
       if (head_.magic != kFrameMagic || head_.type < Frame::kHello || head_.type > Frame::kLeave ||
           head_.bytes > most_bytes_) {
+        foreign_ = true;
         read_ = 0;
         return Got::kGone;
       }

@@ -167,6 +167,8 @@ class Channel {
   enum class Got { kNothing, kFrame, kGone };
   // The next frame, if it has arrived in full. kGone: the other end has closed, or its data is not a frame.
   Got take(Frame* frame);
+  // True if the other end has sent something that is not a frame.
+  bool foreign() const { return foreign_; }
   // The descriptors received since the last call.
   Descriptors take_descriptors() { return std::move(descriptors_); }
 
@@ -185,7 +187,7 @@ class Channel {
 
   Socket socket_;
   std::size_t most_bytes_;
-  bool trusted_ = false, crowded_ = false;
+  bool trusted_ = false, crowded_ = false, foreign_ = false;
   std::deque<Outgoing> out_;
   Head head_{};
   std::size_t read_ = 0;  // bytes of head and body received

@@ -123,12 +123,15 @@ void Client::take_verdict(const Frame& frame) {
 // The coordinator has closed the connection.
 void Client::lose() {
   if (read_farewell()) return;
+  heard_ = true;  // there is no coordinator to notify
+  if (coordinator_->foreign()) {
+    return fail_here(own("what listens there is not rank 0 of a job of this version of Blink; use a port of this job's own"));
+  }
   Cause cause;
   cause.status = BLINK_BOOTSTRAP_LOST;
   cause.rank = 0;
   cause.pid = peer_pid(coordinator_->get());
   cause.text = "its process ended or hung up during the bootstrap";
-  heard_ = true;  // there is no coordinator to notify
   fail_here(cause);
 }
 

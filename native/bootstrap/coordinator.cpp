@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 namespace blink {
@@ -15,6 +16,7 @@ constexpr std::size_t kMostWordsBytes = BLINK_BOOTSTRAP_BYTES + 64;
 constexpr int kLookMs = 20;           // between two probes for ranks, whose arrival raises no event
 constexpr int kCrowdedMs = 2;         // before another attempt to send descriptors
 constexpr double kFarewellS = 0.25;   // for notifying all ranks of a failure
+constexpr double kLateS = 1;          // for those that come to a port after a failure
 constexpr double kAgainS = 1;         // for restarting a rank that ended before all had arrived
 
 // The coordinator's timeout is slightly shorter, so that its decision reaches the ranks before theirs.
@@ -33,8 +35,8 @@ bool is_secret(const Hello& hello, const Hello& ours) {
 
 }  // namespace
 
-Coordinator::Coordinator(const std::string& token, int size, std::vector<Socket> listeners, bool announced)
-    : Participant(token, 0, size), announced_(announced), listeners_(std::move(listeners)), most_size_(size) {
+Coordinator::Coordinator(const std::string& token, int size, Socket listener, bool announced)
+    : Participant(token, 0, size), announced_(announced), listener_(std::move(listener)), most_size_(size) {
   seats_.resize(static_cast<std::size_t>(size));
   seats_[0].hello = hello_;
 }
@@ -81,8 +83,8 @@ bool Coordinator::all_have() const {
 }
 
 void Coordinator::give_verdict() {
-  // All ranks are present, so the listeners are no longer needed.
-  listeners_.clear();
+  // All ranks are present, so the listener is no longer needed.
+  listener_.close();
   strangers_.clear();
   phase_ = Phase::kAck;
   std::vector<Words> words;
@@ -121,7 +123,7 @@ void Coordinator::turn(int timeout_ms) {
   std::vector<pollfd> set;
   std::vector<int> seated, probed;
   bool crowded = false, looking = false;
-  for (const Socket& listener : listeners_) set.push_back({listener.get(), POLLIN, 0});
+  if (listener_.open()) set.push_back({listener_.get(), POLLIN, 0});
   for (const auto& stranger : strangers_) set.push_back({stranger->get(), POLLIN, 0});
   for (int rank = 1; rank < size_; ++rank) {
     const Seat& each = seat(rank);
@@ -154,23 +156,25 @@ void Coordinator::turn(int timeout_ms) {
   welcome();
 }
 
+void Coordinator::accept_strangers() {
+  for (std::size_t i = 0; i < kMostAtOnce; ++i) {
+    Socket connection = accept_from(listener_, &others_);
+    if (!connection.open()) {
+      // Without descriptors, strangers are dropped, since they had time to introduce themselves.
+      if (errno == EMFILE || errno == ENFILE) {
+        strangers_.clear();
+        pause_ms(kLookMs);
+      }
+      break;
+    }
+    if (strangers_.size() >= kMostStrangers) strangers_.erase(strangers_.begin());
+    strangers_.push_back(std::make_unique<Channel>(std::move(connection), kMostHelloBytes));
+  }
+}
+
 // Accepts waiting connections, and seats those that introduce themselves.
 void Coordinator::welcome() {
-  for (const Socket& listener : listeners_) {
-    for (std::size_t i = 0; i < kMostAtOnce; ++i) {
-      Socket connection = accept_from(listener, &others_);
-      if (!connection.open()) {
-        // Without descriptors, strangers are dropped, since they had time to introduce themselves.
-        if (errno == EMFILE || errno == ENFILE) {
-          strangers_.clear();
-          pause_ms(kLookMs);
-        }
-        break;
-      }
-      if (strangers_.size() >= kMostStrangers) strangers_.erase(strangers_.begin());
-      strangers_.push_back(std::make_unique<Channel>(std::move(connection), kMostHelloBytes));
-    }
-  }
+  accept_strangers();
   for (auto& stranger : strangers_) {
     Frame frame;
     const Channel::Got got = stranger->take(&frame);
@@ -182,10 +186,14 @@ void Coordinator::welcome() {
   strangers_.erase(std::remove(strangers_.begin(), strangers_.end(), nullptr), strangers_.end());
 }
 
+bool Coordinator::introduces(const Frame& frame, Hello* hello) const {
+  return frame.type == Frame::kHello && Hello::unpack(frame.body, hello) && is_secret(*hello, hello_);
+}
+
 // False for a connection that is not one of this group's ranks.
 bool Coordinator::seat_stranger(std::unique_ptr<Channel>* stranger, const Frame& frame) {
   Hello hello;
-  if (frame.type != Frame::kHello || !Hello::unpack(frame.body, &hello) || !is_secret(hello, hello_)) return false;
+  if (!introduces(frame, &hello)) return false;
   const std::string who = "rank " + std::to_string(hello.rank) + " (" + hello.who() + ")";
   (*stranger)->trust(kMostWordsBytes);
   const bool same_protocol = hello.protocol == hello_.protocol;
@@ -205,6 +213,8 @@ bool Coordinator::seat_stranger(std::unique_ptr<Channel>* stranger, const Frame&
   if (hello.rank >= hello.size) return false;
   const int rank = static_cast<int>(hello.rank);
   Seat& each = seat(rank);
+  // A rank 0 knocks where the others look for it, which may lead to itself.
+  if (rank == 0 && hello.who() == hello_.who()) return false;
   if (rank == 0 || each.channel != nullptr) {
     fail_claimed(each.hello, hello);
     return false;
@@ -396,14 +406,13 @@ void Coordinator::tell() {
     told.push_back(std::make_unique<Channel>(std::move(socket), 0));
     told.back()->send(Frame::kHello, round_, hello_.packed());
   }
-  for (const Socket& listener : listeners_) {
-    for (std::size_t i = 0; i < kMostStrangers; ++i) {
-      Socket waiting = accept_from(listener, &others_);
-      if (!waiting.open()) break;
-      told.push_back(std::make_unique<Channel>(std::move(waiting), 0));
-    }
+  const bool at_port = is_tcp(listener_.get());
+  for (std::size_t i = 0; i < kMostStrangers && !at_port; ++i) {
+    Socket waiting = accept_from(listener_, &others_);
+    if (!waiting.open()) break;
+    told.push_back(std::make_unique<Channel>(std::move(waiting), 0));
   }
-  listeners_.clear();
+  if (!at_port) listener_.close();
   for (Seat& each : seats_) told.push_back(std::move(each.channel));
   for (auto& stranger : strangers_) told.push_back(std::move(stranger));
   strangers_.clear();
@@ -426,6 +435,35 @@ void Coordinator::tell() {
     const auto over = [](Channel* channel) { return !channel->flush() || channel->flushed(); };
     slow.erase(std::remove_if(slow.begin(), slow.end(), over), slow.end());
   }
+  if (at_port && cause_.status != BLINK_BOOTSTRAP_TIMEOUT) tell_late(body);
+  listener_.close();
+}
+
+// At a port, also ranks that come soon after a failure get its cause; they would wait for another rank 0.
+void Coordinator::tell_late(const std::shared_ptr<const std::string>& body) {
+  const auto came = [](const Seat& each) { return each.came; };
+  auto expected = std::count_if(seats_.begin() + 1, seats_.end(), std::not_fn(came));
+  std::vector<std::unique_ptr<Channel>> told;
+  for (const Deadline late(kLateS); expected > 0 && !late.passed();) {
+    std::vector<pollfd> set = {{listener_.get(), POLLIN, 0}};
+    for (const auto& stranger : strangers_) set.push_back({stranger->get(), POLLIN, 0});
+    wait_for(&set, late.left_ms());
+    accept_strangers();
+    for (auto& stranger : strangers_) {
+      Frame frame;
+      Hello hello;
+      const Channel::Got got = stranger->take(&frame);
+      if (got == Channel::Got::kNothing) continue;
+      if (got == Channel::Got::kFrame && introduces(frame, &hello)) {
+        stranger->send(Frame::kAbort, round_, body);
+        told.push_back(std::move(stranger));
+        --expected;
+      }
+      stranger.reset();
+    }
+    strangers_.erase(std::remove(strangers_.begin(), strangers_.end(), nullptr), strangers_.end());
+  }
+  strangers_.clear();
 }
 
 void Coordinator::leave() {

@@ -13,7 +13,7 @@ namespace blink {
 class Coordinator final : public Participant {
  public:
   // `announced`: all ranks listen at names derived from the token, so that a missing rank is detected at once.
-  Coordinator(const std::string& token, int size, std::vector<Socket> listeners, bool announced);
+  Coordinator(const std::string& token, int size, Socket listener, bool announced);
   void leave() override;
 
  protected:
@@ -42,7 +42,9 @@ class Coordinator final : public Participant {
   void give_verdict();
   void commit();
   void turn(int timeout_ms);
+  void accept_strangers();
   void welcome();
+  bool introduces(const Frame& frame, Hello* hello) const;
   bool seat_stranger(std::unique_ptr<Channel>* stranger, const Frame& frame);
   void listen_to(int rank);
   void hear(int rank, const Frame& frame);
@@ -51,6 +53,7 @@ class Coordinator final : public Participant {
   void look_for_absent();
   void probe_absent();
   void time_out();
+  void tell_late(const std::shared_ptr<const std::string>& body);
   std::vector<std::int32_t> absent() const;
   Cause blame(int status, int rank, const std::string& text) const;
   void fail_claimed(const Hello& first, const Hello& second);
@@ -58,7 +61,7 @@ class Coordinator final : public Participant {
   const Seat& seat(int rank) const { return seats_[static_cast<std::size_t>(rank)]; }
 
   const bool announced_;
-  std::vector<Socket> listeners_;
+  Socket listener_;  // closed once all ranks have come
   std::vector<std::unique_ptr<Channel>> strangers_;  // connected, but not introduced yet
   std::vector<Seat> seats_;                          // by rank; rank 0 has no channel
   Others others_;                                    // refused processes of other users

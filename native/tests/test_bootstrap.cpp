@@ -45,6 +45,10 @@ class Rank {
  public:
   Rank(blink_bootstrap* handle, int size) : handle_(handle), size_(size) {}
   Rank(Rank&& other) noexcept : handle_(other.handle_), size_(other.size_) { other.handle_ = nullptr; }
+  Rank& operator=(Rank&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
   ~Rank() { leave(); }
   void leave() {
     blink_bootstrap_leave(handle_);
@@ -106,8 +110,7 @@ std::vector<Rank> ends_of(Way way, const std::string& token, int size, int but =
       handle = blink_bootstrap_announce(token.c_str(), rank, size, &reason);
     } else if (rank == 0) {
       handle = blink_bootstrap_listen(way == Way::kTcp ? "127.0.0.1:0" : nullptr, token.c_str(), size, &reason);
-      const std::string both = blink_bootstrap_address(handle);
-      address = way == Way::kTcp ? both.substr(both.find(" tcp:") + 1) : both;
+      address = blink_bootstrap_address(handle);
     } else {
       handle = blink_bootstrap_connect(address.c_str(), token.c_str(), rank, size, &reason);
     }
@@ -445,11 +448,12 @@ void one_leaves_at(Moment moment) {
 
 // Strangers: silence, noise, half a frame, an endless frame, a hello with another token or an invalid rank,
 // descriptors, a crowd; and, for root, another user. None of them harms the group, and none gets a reply.
-void strangers_come() {
+void strangers_come(Way way) {
   constexpr int kRanks = 3;
   const std::string token = fresh_token(), noise = std::string(1000, '\xff');
-  auto ends = ends_of(Way::kAddress, token, kRanks, 1);
+  auto ends = ends_of(way, token, kRanks, 1);
   const std::string address = blink_bootstrap_address(ends[0].handle());
+  const auto reach = [&] { return way == Way::kTcp ? connect_to_port(address.substr(4)) : connect_to_name(address.substr(5)); };
   const auto frame_of = [](Frame::Type type, std::uint32_t bytes, const std::string& body) {
     const std::uint32_t head[4] = {0x324b4c42, type, 1, bytes};
     return std::string(reinterpret_cast<const char*>(head), sizeof head) + body;
@@ -465,21 +469,23 @@ void strangers_come() {
       hello_from(1, kRanks, other), hello_from(1, 7, other), hello_from(kRanks, kRanks, token),
       frame_of(Frame::kAck, 0, ""), frame_of(Frame::kLeave, 0, "")};
   for (const std::string& what : sayings) {
-    Socket socket = connect_to_name(address.substr(5));
+    Socket socket = reach();
     if (!expect(socket.open(), "a stranger finds rank 0")) continue;
+    std::vector<pollfd> set = {{socket.get(), POLLOUT, 0}};
+    expect(wait_for(&set, 1000), "a stranger is connected");
     if (!what.empty()) expect(send(socket.get(), what.data(), what.size(), MSG_NOSIGNAL) > 0, "and speaks");
     strangers.push_back(std::move(socket));
   }
   {
-    Channel generous(connect_to_name(address.substr(5)), 100);
-    generous.send(Frame::kHello, 0, own_hello(other, 1, kRanks).packed(), std::vector<int>(200, 0));
-    for (int i = 0; i < 200; ++i) strangers.push_back(connect_to_name(address.substr(5)));
+    Channel generous(reach(), 100);
+    if (way != Way::kTcp) generous.send(Frame::kHello, 0, own_hello(other, 1, kRanks).packed(), std::vector<int>(200, 0));
+    for (int i = 0; i < 200; ++i) strangers.push_back(reach());
   }
   // A stranger that connects and disconnects all the time.
   std::atomic<bool> over{false};
   std::thread visitor([&] {
     while (!over) {
-      Socket socket = connect_to_name(address.substr(5));
+      Socket socket = reach();
       if (socket.open()) send(socket.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
       pause_ms(1);
     }
@@ -490,9 +496,9 @@ void strangers_come() {
       pause_ms(200);
       blink_bootstrap_reason reason{};
       Rank late(blink_bootstrap_connect(address.c_str(), token.c_str(), 1, kRanks, &reason), kRanks);
-      return take_part(&late, kRanks, 1, 3);
+      return take_part(&late, kRanks, 1, 3, way != Way::kTcp);
     }
-    take_part(&end, kRanks, rank, 3);
+    take_part(&end, kRanks, rank, 3, way != Way::kTcp);
   });
   over = true;
   visitor.join();
@@ -500,6 +506,50 @@ void strangers_come() {
     char byte;
     expect(recv(stranger.get(), &byte, 1, 0) <= 0, "a stranger gets no answer");
   }
+}
+
+// At a port, a rank that comes after a failure gets its cause, and a rank 0 that reaches itself disturbs nobody.
+void late_and_again_at_a_port() {
+  const std::string token = fresh_token();
+  auto ends = ends_of(Way::kTcp, token, 4, 3);
+  const std::string address = blink_bootstrap_address(ends[0].handle());
+  blink_bootstrap_reason reason{};
+  Rank itself(blink_bootstrap_connect(address.c_str(), token.c_str(), 0, 4, &reason), 4);
+  ends[3] = Rank(blink_bootstrap_connect(address.c_str(), token.c_str(), 2, 4, &reason), 4);
+  Rank late(nullptr, 4);
+  on_threads(6, [&](int rank) {
+    if (rank == 4) {
+      pause_ms(400);
+      late = Rank(blink_bootstrap_connect(address.c_str(), token.c_str(), 3, 4, &reason), 4);
+      late.gather("late");
+      return;
+    }
+    if (rank == 3) pause_ms(100);
+    (rank == 5 ? itself : ends[static_cast<std::size_t>(rank)]).gather("words", 5, rank == 5 ? 0.5 : kLongS);
+  });
+  expect_cause("twice", ends, {0, 1, 2, 3}, BLINK_BOOTSTRAP_MISMATCH, 2, "rank 2 is claimed by process");
+  expect(late.status == BLINK_BOOTSTRAP_MISMATCH && contains(late.cause.text, "rank 2 is claimed by process"),
+         "late: %d '%s'", late.status, late.cause.text);
+  expect(itself.status == BLINK_BOOTSTRAP_LOST, "itself: %d '%s'", itself.status, itself.cause.text);
+}
+
+// Another program's server at the port is named at once.
+void a_foreign_server_is_named() {
+  int port = 0;
+  const Socket server = listen_at_port("127.0.0.1:0", &port);
+  const std::string address = "tcp:127.0.0.1:" + std::to_string(port), answer = "HTTP/1.1 400 Bad Request\r\n";
+  blink_bootstrap_reason reason{};
+  Rank rank(blink_bootstrap_connect(address.c_str(), fresh_token().c_str(), 1, 2, &reason), 2);
+  std::thread answering([&] {
+    Others others;
+    Socket caller;
+    while (!caller.open()) caller = accept_from(server, &others);
+    send(caller.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+    pause_ms(300);
+  });
+  expect(!rank.gather("words") && rank.status == BLINK_BOOTSTRAP_FAILED && contains(rank.cause.text, "is not rank 0"),
+         "%d '%s'", rank.status, rank.cause.text);
+  answering.join();
 }
 
 // Forks before any thread. Another user is disconnected at once, and rank 0 reports that after its timeout.
@@ -604,7 +654,10 @@ int main() {
                               Moment::kNever, Moment::kNoAck}) {
     one_leaves_at(moment);
   }
-  strangers_come();
+  strangers_come(Way::kAddress);
+  strangers_come(Way::kTcp);
+  late_and_again_at_a_port();
+  a_foreign_server_is_named();
   expect(open_descriptors() == before, "%d descriptors are left open", open_descriptors() - before);
   return verdict();
 }

@@ -38,14 +38,16 @@ def member(
 
 
 def open_communicator(url: str, rank: int, size: int, deadline_s: float = PATIENT_S) -> closing[Communicator]:
-    """Return a communicator for a ``with`` statement."""
+    """Return a communicator for a ``with`` statement; its ``store`` is for words to the test and to other ranks."""
     store = open_store(url, rank, time.monotonic() + deadline_s)
-    return closing(Communicator.create(store, rank, size, deadline_s=deadline_s))
+    comm = Communicator.create(store, rank, size, deadline_s=deadline_s)
+    comm.store = store
+    return closing(comm)
 
 
 def tell(comm: Communicator, word: str) -> None:
     """Notify the test that this rank has reached a point; see :meth:`Job.hear`."""
-    comm.group.store.set(f"said/{word}/{comm.rank}", b"")
+    comm.store.set(f"said/{word}/{comm.rank}", b"")
 
 
 def wait_for(store: Store, key: str) -> bytes:

@@ -12,6 +12,8 @@ import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,13 +21,20 @@ import pytest
 from job import wait_for
 from rank_processes import CONTEXT, Outcome, RankProcess, outcomes
 
-from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError, RendezvousTimeout
+from blinkccl.errors import (
+    CommunicationError,
+    LaunchError,
+    PeerLostError,
+    PlanMismatchError,
+    RendezvousTimeout,
+)
+from blinkccl.runtime import addresses, peer_info
 from blinkccl.runtime import bootstrap as bootstrap_module
-from blinkccl.runtime import peer_info
-from blinkccl.runtime import store as store_module
-from blinkccl.runtime.bootstrap import Bootstrap, Published, _Joining, join, own_address_towards
+from blinkccl.runtime.addresses import own_address_towards
+from blinkccl.runtime.bootstrap import Bootstrap, Published, _Joining, join
 from blinkccl.runtime.peer_info import own_peer_info, same_host
-from blinkccl.runtime.store import FileStore, open_store
+from blinkccl.runtime.spanning_group import open_group
+from blinkccl.runtime.store import FileStore, JobPort, open_store
 
 #: Timeouts: for ranks that all come, on a busy machine; and for a rank that is missing on purpose.
 PATIENT_S = 15.0
@@ -47,18 +56,15 @@ def directory(tmp_path: Path) -> str:
 
 def opened(url: str, rank: int, size: int, wait_s: float) -> Bootstrap:
     deadline = time.monotonic() + wait_s
-    return join(open_store(url, rank, deadline), "job", rank, size, b"", deadline)
+    return join(open_store(url, rank, deadline), "job", rank, size, deadline)
 
 
-def met(url: str, rank: int, size: int, wait_s: float, linger_s: float = 0.0, version: str = "") -> list[int]:
+def met(url: str, rank: int, size: int, wait_s: float, version: str = "") -> list[int]:
     """Return the processes of all ranks."""
     if version:
         peer_info.package_version = lambda: version
-    try:
-        with opened(url, rank, size, wait_s) as bootstrap:
-            peers = bootstrap.peers
-    finally:
-        time.sleep(linger_s)  # the rank that serves the store leaves last
+    with opened(url, rank, size, wait_s) as bootstrap:
+        peers = bootstrap.peers
     assert same_host(peers)
     assert [peer.rank for peer in peers] == list(range(size))
     return [peer.pid for peer in peers]
@@ -67,10 +73,6 @@ def met(url: str, rank: int, size: int, wait_s: float, linger_s: float = 0.0, ve
 def pids(found: list[Outcome]) -> list[list[int]]:
     assert [outcome.error for outcome in found] == [None] * len(found)
     return [outcome.value for outcome in found]
-
-
-def linger(url: str, rank: int) -> float:
-    return 0.5 if rank == 0 and url.startswith("tcp") else 0.0
 
 
 def two_of_three(directory: str) -> list[RankProcess]:
@@ -83,7 +85,7 @@ def two_of_three(directory: str) -> list[RankProcess]:
 
 
 def test_all_ranks_know_all_ranks(url: str) -> None:
-    ranks = [RankProcess(met, url, rank, 3, PATIENT_S, linger(url, rank)) for rank in range(3)]
+    ranks = [RankProcess(met, url, rank, 3, PATIENT_S) for rank in range(3)]
     expected = [rank.process.pid for rank in ranks]
     assert pids(outcomes(ranks)) == [expected] * 3
 
@@ -92,7 +94,7 @@ def test_all_ranks_know_all_ranks(url: str) -> None:
 def test_a_missing_rank_is_named_by_all_that_wait(url: str, absent: int) -> None:
     present = [rank for rank in range(3) if rank != absent]
     gate = CONTEXT.Barrier(2)
-    ranks = [RankProcess(met, url, r, 3, SHORT_S, linger(url, r), gate=gate) for r in present]
+    ranks = [RankProcess(met, url, r, 3, SHORT_S, gate=gate) for r in present]
     for outcome in outcomes(ranks):
         assert isinstance(outcome.error, RendezvousTimeout)
         assert outcome.error.missing == (absent,)
@@ -124,7 +126,7 @@ def test_two_ranks_0_that_come_at_once_find_each_other(directory: str) -> None:
 def test_a_disagreement_is_an_error_on_all(
     url: str, sizes: tuple[int, int], versions: tuple[str, str], what: str
 ) -> None:
-    ranks = [RankProcess(met, url, r, sizes[r], PATIENT_S, linger(url, r), versions[r]) for r in range(2)]
+    ranks = [RankProcess(met, url, r, sizes[r], PATIENT_S, versions[r]) for r in range(2)]
     for outcome in outcomes(ranks):
         assert isinstance(outcome.error, PlanMismatchError)
         assert f"ranks disagree on {what}" in str(outcome.error)
@@ -178,17 +180,17 @@ def test_garbage_in_the_store_is_named(tmp_path: Path) -> None:
     store.set("job/bootstrap", b"\xc1")
     for rank in (0, 1):
         with pytest.raises(CommunicationError, match="key 'job/bootstrap' of the store has no entry of Blink"):
-            join(store, "job", rank, 2, b"", time.monotonic() + SHORT_S)
+            join(store, "job", rank, 2, time.monotonic() + SHORT_S)
 
 
 def over_tcp(url: str, rank: int, host: str) -> int:
     """Rank 1 claims to be on another host: it connects over TCP, which carries no descriptors."""
     deadline = time.monotonic() + PATIENT_S
     store = open_store(url, rank, deadline)
-    store.host = lambda: host
+    store.addresses = lambda: [host]
     if rank == 1:
         peer_info._boot_id = lambda: "another"
-    with join(store, "job", rank, 2, b"", deadline) as bootstrap:
+    with join(store, "job", rank, 2, deadline) as bootstrap:
         assert not same_host(bootstrap.peers)
         words, _ = bootstrap.all_gather(b"word", deadline)
         with pytest.raises(CommunicationError, match="descriptors cannot travel to ranks on other hosts"):
@@ -221,81 +223,169 @@ def on_hosts(rank: int, size: int, url: str, change: str = "") -> None:
     """Ranks 0 and 1 are on one host, others on another, all in this namespace; ``change`` names the error."""
     deadline = time.monotonic() + 4
     os.environ["BLINK_HOSTID"] = "a" if rank < 2 else "b"
-    if change == "store":
-        store_module.MAGIC = "BLINKST99"
-    elif change == "peer info":
+    if change == "peer info":
         bootstrap_module.own_peer_info = lambda rank, *_: OlderPeerInfo(rank, "host", os.getpid())
         OlderPeerInfo.world_size = size
     elif change:
         read = _Joining._published
         _Joining._published = lambda self: elsewhere(read(self), change)
-    store = open_store(url, rank, deadline)
-    store.host = lambda: "127.0.0.1"
-    with join(store, "job", rank, size, b"", deadline):
+    with join(open_store(url, rank, deadline), "job", rank, size, deadline):
         pass
 
 
-def elsewhere(published: Published | None, change: str) -> Published | None:
-    """Return the entry with one address at which nobody listens."""
-    if published is None:
-        return None
-    unix, _, tcp = published.address.partition(" ")
-    return msgspec.structs.replace(
-        published, address=f"unix:nobody {tcp}" if change == "unix" else f"{unix} tcp:127.0.0.1:1"
-    )
+def elsewhere(published: Published | None, place: str) -> Published | None:
+    """Return the entry with an address at which nobody listens."""
+    return published and msgspec.structs.replace(published, places=[place])
 
 
-def errors_on_hosts(change: str, wrong: int) -> list[str]:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-    ranks = [RankProcess(on_hosts, rank, 3, url, change if rank == wrong else "") for rank in range(3)]
-    ended = outcomes(ranks)
-    for rank, outcome in enumerate(ended):
-        assert isinstance(outcome.error, CommunicationError), (rank, outcome)
-        assert not isinstance(outcome.error, DeadlineError | PeerLostError), (rank, outcome)
-    return [str(outcome.error) for outcome in ended]
+def errors_on_hosts(url: str, change: str, wrong: int) -> list[BaseException | None]:
+    return [
+        outcome.error
+        for outcome in outcomes(
+            [RankProcess(on_hosts, rank, 3, url, change if rank == wrong else "") for rank in range(3)]
+        )
+    ]
 
 
 @pytest.mark.parametrize("wrong", [0, 2])
-@pytest.mark.parametrize("change", ["store", "peer info"])
-def test_another_version_on_one_host_is_named_on_all(change: str, wrong: int) -> None:
-    for text in errors_on_hosts(change, wrong):
-        assert "ranks disagree on version: rank 0 (process " in text
-        assert "BLINKST99" in text if change == "store" else "0.0.9" in text
-        assert wrong == 0 or "rank 2 (process " in text
+def test_another_version_on_one_host_is_named_on_all(url: str, wrong: int) -> None:
+    for error in errors_on_hosts(url, "peer info", wrong):
+        assert isinstance(error, PlanMismatchError)
+        assert "ranks disagree on version: rank 0 (process " in str(error)
+        assert "0.0.9" in str(error)
+        assert wrong == 0 or "rank 2 (process " in str(error)
 
 
-def test_hosts_that_take_themselves_for_one_are_named_on_all() -> None:
-    for text in errors_on_hosts("unix", 1):
-        assert re.search(r"rank 0 \(process \d+ on .*\) and rank 1 \(process \d+ .*\) have the same host id", text)
-        assert "BLINK_HOSTID" in text
-
-
-def knocks_thrice(rank: int, url: str) -> None:
-    """Rank 1 is rejected at first, as with very many ranks at once."""
-    real, knocks = _Joining._connected, iter("123")
+def takes_itself_for_another_host(url: str, rank: int, crowded: int = 0) -> int:
+    """Rank 1 does not find rank 0's UNIX socket; the first ``crowded`` times, as with very many ranks at once."""
+    real, knocks = _Joining._connected, iter(range(crowded or 10**6))
 
     def connected(self: _Joining, place: str, token: str) -> Bootstrap | None:
-        if rank == 1 and next(knocks, ""):
-            self._note = f"cannot connect to rank 0 at {place}: {os.strerror(errno.EAGAIN)}"
+        if rank == 1 and place.startswith("unix:") and next(knocks, None) is not None:
+            self._note = (
+                f"cannot connect to rank 0 at {place}: {os.strerror(errno.EAGAIN if crowded else errno.ECONNREFUSED)}"
+            )
             return None
         return real(self, place, token)
 
     _Joining._connected = connected
-    on_hosts(rank, 2, url)
+    deadline = time.monotonic() + PATIENT_S
+    group = open_group(open_store(url, rank, deadline), rank, 3, deadline_s=PATIENT_S)
+    group.close()
+    return group.size
+
+
+def port_url() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_hosts_that_take_themselves_for_one_are_named_on_all() -> None:
+    url = port_url()
+    began = time.monotonic()
+    for outcome in outcomes([RankProcess(takes_itself_for_another_host, url, rank) for rank in range(3)]):
+        assert isinstance(outcome.error, PlanMismatchError), outcome
+        assert re.search(r"rank 1 \(process .*\) does not find rank 0 on its host: .*BLINK_HOSTID", str(outcome.error))
+    assert time.monotonic() - began < PATIENT_S
 
 
 def test_a_crowd_before_rank_0_is_not_another_host() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-    assert outcomes([RankProcess(knocks_thrice, rank, url) for rank in range(2)]) == [Outcome()] * 2
+    url = port_url()
+    ranks = [RankProcess(takes_itself_for_another_host, url, rank, 3) for rank in range(3)]
+    assert outcomes(ranks) == [Outcome(value=3)] * 3
 
 
-def test_a_host_without_a_path_to_rank_0_is_named_on_all() -> None:
-    for text in errors_on_hosts("tcp", 2):
+def test_a_host_without_a_path_to_rank_0_is_named_on_all(directory: str) -> None:
+    """The rank itself learns it at its deadline, since nobody can tell it more."""
+    errors = errors_on_hosts(directory, "tcp:127.0.0.1:1", 2)
+    for error in errors:
+        assert isinstance(error, CommunicationError)
+        assert isinstance(error, RendezvousTimeout) == (error is errors[2])
         assert re.search(
-            r"rank 2 \(process .*\) cannot connect to rank 0 \(process .*\) at 127.0.0.1:1: .*refused", text
+            r"rank 2 .*\(process .*\) cannot connect to rank 0 \(process .*\) at 127.0.0.1:1: .*refused", str(error)
         )
+
+
+# ---- Ports -----------------------------------------------------------------------------------------------------
+
+
+def test_a_taken_port_is_an_error_with_port_and_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"cannot listen at 127.0.0.1:{port}: .*; set BLINK_STORE=tcp"):
+            opened(f"tcp://127.0.0.1:{port}", 0, 2, SHORT_S)
+
+
+def test_a_second_job_at_the_port_of_one_that_still_meets_is_told() -> None:
+    url = port_url()
+    first = RankProcess(met, url, 0, 2, PATIENT_S)
+    time.sleep(1)  # its listening is not visible without a disturbance
+    second = RankProcess(met, url, 0, 2, PATIENT_S)
+    for outcome in outcomes([first, second]):
+        assert isinstance(outcome.error, PlanMismatchError), outcome
+        assert "rank 0 is claimed by process" in str(outcome.error)
+
+
+def test_a_process_may_meet_again_at_its_port() -> None:
+    """A program retries after an error, or after it has closed its communicator."""
+    url = port_url()
+    assert isinstance(outcomes([RankProcess(met, url, 0, 2, 0.2)])[0].error, RendezvousTimeout)
+    ranks = [RankProcess(meets_twice, url, rank) for rank in range(2)]
+    assert outcomes(ranks) == [Outcome()] * 2
+
+
+def meets_twice(url: str, rank: int) -> None:
+    for _ in range(2):
+        met(url, rank, 2, PATIENT_S)
+
+
+def test_a_rank_0_that_ends_at_a_port_is_named() -> None:
+    url = port_url()
+    ranks = [RankProcess(met, url, rank, 3, PATIENT_S) for rank in range(2)]
+    time.sleep(1.5)
+    ranks[0].kill()
+    (other,) = outcomes([ranks[1]])
+    assert isinstance(other.error, PeerLostError), other
+    assert other.error.rank == 0
+
+
+def test_another_jobs_ranks_are_strangers_at_a_port() -> None:
+    url = port_url()
+    port = int(url.rpartition(":")[2])
+
+    def one(rank: int, prefix: str, wait_s: float) -> str:
+        deadline = time.monotonic() + wait_s
+        try:
+            with join(JobPort("127.0.0.1", port), prefix, rank, 2, deadline):
+                return ""
+        except CommunicationError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(3) as pool:
+        zero = pool.submit(one, 0, "one job", PATIENT_S)
+        other = pool.submit(one, 1, "another job", SHORT_S)
+        text = other.result()
+        assert "missing rank 0" in text
+        one_of_it = pool.submit(one, 1, "one job", PATIENT_S)
+        assert (zero.result(), one_of_it.result()) == ("", "")
+
+
+def test_thousands_of_strangers_at_a_port_take_little_memory_and_time() -> None:
+    url = port_url()
+    port = int(url.rpartition(":")[2])
+    ranks = [RankProcess(met, url, 0, 2, PATIENT_S)]
+    sayings = (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, struct.pack("<4I", 0x324B4C42, 1, 0, 0xFFFFFFFF) + b"x")
+    crowd = []
+    for number in range(2000):
+        with suppress(OSError):  # dropped at once, or this process has no more descriptors
+            crowd.append(socket.create_connection(("127.0.0.1", port), 10))
+            crowd[-1].sendall(sayings[number % len(sayings)])
+    pages = int(Path(f"/proc/{ranks[0].process.pid}/statm").read_text().split()[1])
+    assert pages * os.sysconf("SC_PAGE_SIZE") < 400 << 20
+    ranks.append(RankProcess(met, url, 1, 2, PATIENT_S))
+    assert pids(outcomes(ranks)) == [[rank.process.pid for rank in ranks]] * 2
+    for stranger in crowd:
+        stranger.close()
 
 
 def test_another_protocol_of_the_bootstrap_is_an_error_on_both_sides(directory: str) -> None:
@@ -306,7 +396,7 @@ def test_another_protocol_of_the_bootstrap_is_an_error_on_both_sides(directory: 
     hello = struct.pack("<4I64s64s", 3, 1, 2, os.getpid(), published.token.encode(), b"there") + bytes(40)
     with socket.socket(socket.AF_UNIX) as other:
         other.settimeout(10)
-        other.connect("\0" + published.address.partition(" ")[0].removeprefix("unix:"))
+        other.connect("\0" + published.places[0].removeprefix("unix:"))
         other.sendall(struct.pack("<4I", 0x324B4C42, 1, 0, len(hello)) + hello)
         answer = other.recv(10_000)
     (outcome,) = outcomes([zero])
@@ -325,8 +415,8 @@ def test_a_rank_that_calls_itself_another_is_an_error() -> None:
 def test_a_loopback_by_the_hosts_own_name_is_not_where_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's hosts files map a host's own name to 127.0.1.1."""
     ways = {"me": "127.0.1.1", "192.0.2.1": "10.1.2.3", "127.0.0.1": "127.0.0.1", "far": "10.9.9.9"}
-    monkeypatch.setattr(bootstrap_module, "_source_address", ways.get)
-    monkeypatch.setattr(bootstrap_module, "own_addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.7.7.7"})
+    monkeypatch.setattr(addresses, "_source_address", ways.get)
+    monkeypatch.setattr(addresses, "own_addresses", lambda: ["10.7.7.7"])
     assert own_address_towards("me") == "10.1.2.3"
     assert own_address_towards("127.0.0.1") == "127.0.0.1"
     assert own_address_towards("far") == "10.9.9.9"
@@ -433,8 +523,8 @@ from blinkccl.runtime.bootstrap import join
 from blinkccl.runtime.store import open_store
 place, deadline = launch(os.environ), time.monotonic() + 15
 store = open_store(store_of(place), place.rank, deadline)
-with join(store, "job", place.rank, 2, os.environ["JOB"].encode(), deadline) as bootstrap:
-    assert [peer.payload for peer in bootstrap.peers] == [os.environ["JOB"].encode()] * 2, "another job's ranks"
+with join(store, "job", place.rank, 2, deadline, os.environ["JOB"]) as bootstrap:
+    assert [peer.deterministic for peer in bootstrap.peers] == [os.environ["JOB"]] * 2, "another job's ranks"
 """
 
 

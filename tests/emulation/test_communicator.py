@@ -231,7 +231,7 @@ def threads_as_ranks(comm: Communicator) -> list[int]:
     """Also beside a group whose ranks are processes."""
 
     def work(rank: int) -> int:
-        with_store = Communicator.create(comm.group.store, rank, 3, prefix="threads", deadline_s=20)
+        with_store = Communicator.create(comm.store, rank, 3, prefix="threads", deadline_s=20)
         random_calls(with_store, 5, 20)
         sent = with_store.send(np.full(3, rank), (rank + 1) % 3, wait=False)
         got = np.zeros(3, int)
@@ -253,7 +253,7 @@ def drops_its_arrays(comm: Communicator) -> tuple[bool, bool] | None:
     """Return whether arrays that only running calls refer to exist during the calls, and whether afterwards."""
     send, recv, message, room = (np.ones(70_000) for _ in range(4))
     if comm.rank == 1:
-        wait_for(comm.group.store, "go")  # until then no call of rank 0 can end
+        wait_for(comm.store, "go")  # until then no call of rank 0 can end
         comm.allreduce(send, recv)
         comm.recv(room, 0, tag=1)
         comm.send(message, 0, tag=2)
@@ -267,7 +267,7 @@ def drops_its_arrays(comm: Communicator) -> tuple[bool, bool] | None:
     del send, recv, message, room
     gc.collect()
     during = all(array() is not None for array in watched)
-    comm.group.store.set("go", b"")
+    comm.store.set("go", b"")
     for future in futures:
         future.result(20)
     del future, futures

@@ -194,8 +194,8 @@ def test_left_and_busy_ranks_are_distinguished(start: Start, blink: Blink) -> No
     job.outcomes(2)
     wait_until(job, 0, lambda g: [rank.state for rank in g.ranks] == ["waiting", "between calls", "left"])
     whole, part = groups_of(job.pid(0))
-    # The exchange of split(), the barrier and, on rank 0, another call: the group's own calls do not count.
-    assert [rank.calls for rank in whole.ranks] == [3, 2, 2]
+    # Both exchanges of split(), the barrier and, on rank 0, another call: the group's own calls do not count.
+    assert [rank.calls for rank in whole.ranks] == [4, 3, 3]
     assert [(rank.calls, rank.call) for rank in part.ranks] == [(0, None)] * 2
     assert (part.size, part.awaited()) == (2, {})
     text = blink("dump", job.pid(0)).out
@@ -218,12 +218,12 @@ def waits_for_messages(comm: Communicator) -> None:
         comm.recv(array, tag=5, deadline_s=20)
     elif comm.rank == 1:
         comm.send(array, 2, tag=6)
-    wait_for(comm.group.store, "go")
+    wait_for(comm.store, "go")
     if comm.rank == 2:
         comm.recv(array, 1, tag=6)
         comm.send(array, 0, tag=5)
-    comm.group.store.set(f"done/{comm.rank}", b"")
-    wait_for(comm.group.store, "end")
+    comm.store.set(f"done/{comm.rank}", b"")
+    wait_for(comm.store, "end")
 
 
 def test_waits_for_messages_are_shown_until_they_end(start: Start) -> None:

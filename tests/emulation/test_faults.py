@@ -111,7 +111,7 @@ def part_behind_the_others(comm: Communicator) -> int:
         if comm.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         if comm.rank == 1:
-            wait_for(comm.group.store, "said/heard/0")
+            wait_for(comm.store, "said/heard/0")
             time.sleep(0.3)
         return watch(ranks)
 
@@ -252,14 +252,14 @@ def works_without_the_one_that_left(comm: Communicator) -> int:
         comm.send(np.full(3, 7), 0, tag=5)
         return 0
     if comm.rank == 1:
-        wait_for(comm.group.store, "go")
+        wait_for(comm.store, "go")
         comm.send(np.full(3, 8), 0, tag=6)
         return int(_lost_rank(lambda: comm.recv(np.empty(3), 2)) == 2)
     array = np.zeros(3, int)
     anybody = comm.recv(np.zeros(3, int), tag=6, wait=False)  # rank 2 is a possible sender
     assert comm.recv(array, 2, tag=5) == 2
     time.sleep(0.3)
-    comm.group.store.set("go", b"")
+    comm.store.set("go", b"")
     assert anybody.result(PATIENT_S) == 1
     assert _lost_rank(lambda: comm.recv(array, 2)) == 2
     assert _lost_rank(lambda: comm.recv(array, 2, tag=9)) == 2  # the second time too
@@ -338,7 +338,7 @@ def test_messages_of_a_stopped_rank_have_a_deadline(start: Start) -> None:
 def waits_for_nobody(comm: Communicator) -> list[float]:
     """Timeouts of calls with and without their own, and of both kinds of messages."""
     if comm.rank == 1:
-        wait_for(comm.group.store, "done")
+        wait_for(comm.store, "done")
         return []
     waits = []
     for call in (
@@ -351,7 +351,7 @@ def waits_for_nobody(comm: Communicator) -> list[float]:
         with pytest.raises(DeadlineError):
             call()
         waits.append(time.monotonic() - began)
-    comm.group.store.set("done", b"")
+    comm.store.set("done", b"")
     return waits
 
 
@@ -426,7 +426,7 @@ def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
     tell(comm, "ready")
     try:
         if comm.rank == 1:
-            wait_for(comm.group.store, "interrupted")
+            wait_for(comm.store, "interrupted")
             comm.allreduce(np.ones(5))
         elif wait in ("call", "large call"):
             comm.allreduce(array)
@@ -437,7 +437,7 @@ def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
             comm.recv(np.ones(5), 1)
     except KeyboardInterrupt:
         at = time.monotonic()
-        comm.group.store.set("interrupted", b"")
+        comm.store.set("interrupted", b"")
         return "KeyboardInterrupt", at, ""
     except CommunicationError as error:
         return type(error).__name__, time.monotonic(), str(error)
@@ -483,9 +483,9 @@ def handles_signals(comm: Communicator) -> list[str]:
     signal.signal(signal.SIGTERM, give_up)
     tell(comm, "ready")
     if comm.rank == 1:
-        wait_for(comm.group.store, "go")
+        wait_for(comm.store, "go")
         comm.barrier()
-        wait_for(comm.group.store, "done")
+        wait_for(comm.store, "done")
         return notes
     try:
         while True:
@@ -493,7 +493,7 @@ def handles_signals(comm: Communicator) -> list[str]:
             notes.append("passed")
     except Impatient as error:
         notes.append(f"Impatient: {error}")
-    comm.group.store.set("done", b"")
+    comm.store.set("done", b"")
     return notes
 
 

@@ -120,7 +120,7 @@ def test_a_childs_orderly_exit_closes_nothing_of_its_parents(start: Start) -> No
 def forks_and_is_killed(comm: Communicator) -> tuple[float, int]:
     if comm.rank == 1:
         child = in_child(lambda: time.sleep(30))
-        comm.group.store.set("child", str(child).encode())
+        comm.store.set("child", str(child).encode())
         tell(comm, "forked")
         time.sleep(30)
     with pytest.raises(PeerLostError) as lost:
@@ -151,7 +151,7 @@ def forks_a_group_of_its_own(comm: Communicator) -> list[int]:
     """The children of all ranks form a group of their own, with arrays of their own heaps."""
 
     def child() -> None:
-        other = Communicator.create(comm.group.store, comm.rank, comm.size, prefix="children", deadline_s=PATIENT_S)
+        other = Communicator.create(comm.store, comm.rank, comm.size, prefix="children", deadline_s=PATIENT_S)
         array = blinkccl.empty(50_000)
         array[:] = 3
         assert (other.allreduce(array) == 6).all()

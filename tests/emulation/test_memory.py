@@ -58,7 +58,7 @@ def shows_its_memory(comm: Communicator) -> dict[int, tuple[str, int]]:
     comm.allreduce(array)
     files = own_memory()
     tell(comm, "ready")
-    wait_for(comm.group.store, "seen")
+    wait_for(comm.store, "seen")
     return files
 
 
@@ -68,7 +68,7 @@ def test_memory_is_private_and_has_no_name(start: Start, tmp_path: Path) -> None
     job.hear("ready")
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "blink" in name]
     (path,) = tmp_path.glob("job0/*bootstrap*")
-    name = msgspec.msgpack.decode(path.read_bytes(), type=Published).address.removeprefix("unix:")
+    name = msgspec.msgpack.decode(path.read_bytes(), type=Published).places[0].removeprefix("unix:")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as late, pytest.raises(ConnectionRefusedError):
         late.connect(f"\0{name}")
     job.store.set("seen", b"")
@@ -83,7 +83,7 @@ def waits_for_its_end(comm: Communicator) -> None:
     array = blinkccl.empty(3_000_000)
     array[:] = 1
     inodes = ",".join(map(str, own_memory()))
-    comm.group.store.set(f"inodes/{comm.rank}", inodes.encode())
+    comm.store.set(f"inodes/{comm.rank}", inodes.encode())
     tell(comm, "working")
     while True:
         comm.allreduce(array)

@@ -43,7 +43,7 @@ def in_rank_order(size: int) -> str:
 def ordered(comm: Communicator, wanted: str | None, prefix: str = "ordered") -> closing[Communicator]:
     """Open another communicator of the same ranks, deterministic or not."""
     made = Communicator.create(
-        comm.group.store, comm.rank, comm.size, prefix=prefix, deadline_s=PATIENT_S, deterministic=wanted
+        comm.store, comm.rank, comm.size, prefix=prefix, deadline_s=PATIENT_S, deterministic=wanted
     )
     return closing(made)
 

@@ -1,8 +1,10 @@
 """The bootstrap of a group: its ranks find each other, exchange bytes and descriptors, and report failures.
 
 ``blink/bootstrap.h`` defines the protocol and ``native/bootstrap/`` implements it: rank 0 is the coordinator, every
-other rank has one connection to it, and a rank that dies closes its connection. This module publishes rank 0's address
-and a random token in a store, where the other ranks read them, and turns the library's errors into exceptions.
+other rank has one connection to it, and a rank that dies closes its connection. Rank 0 listens at the job's port
+(``tcp://host:port``), or publishes an address and a random token in a store, where the other ranks read them. Ranks of
+one host connect over a UNIX socket, which carries descriptors, or over TCP first; :func:`part` then connects those of
+each host. This module turns the library's errors into exceptions.
 
 A store may contain addresses of earlier runs. They are harmless, because nobody listens there.
 """
@@ -20,6 +22,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache
+from hashlib import sha256
 from typing import TypeVar
 
 import msgspec
@@ -28,6 +31,7 @@ from blinkccl.engines import native_library
 from blinkccl.errors import (
     CommunicationError,
     DeadlineError,
+    LaunchError,
     PeerLostError,
     PlanMismatchError,
     RendezvousTimeout,
@@ -35,8 +39,9 @@ from blinkccl.errors import (
 )
 from blinkccl.native import open_library
 from blinkccl.native.headers import header
-from blinkccl.runtime.peer_info import PeerInfo, alive, decode, decode_all, loopback_of_hosts, own_peer_info
-from blinkccl.runtime.store import Pauses, Store, is_local, own_addresses
+from blinkccl.runtime.addresses import is_own
+from blinkccl.runtime.peer_info import PeerInfo, alive, decode, decode_all, own_peer_info
+from blinkccl.runtime.store import JobPort, MemoryStore, Pauses, Store
 
 _HEADER = header("bootstrap.h")
 _STATUS = _HEADER.numbers("blink_bootstrap_status", "BLINK_BOOTSTRAP_")
@@ -51,6 +56,8 @@ GRACE_S = 1.0
 #: Timeout of a connection to rank 0. A rank without one is reported ``_REPORT_S`` before the deadline.
 REACH_S = 2.0
 _REPORT_S = 0.5
+#: Seconds between two searches for another rank 0.
+LOOK_S = 0.5
 #: Interval at which the interpreter handles signals, and ranks check whether others are alive.
 _SLICE_MS = 100
 _Kind = TypeVar("_Kind")
@@ -64,14 +71,14 @@ class _Reason(c.Structure):
 class Published(msgspec.Struct, frozen=True):
     """The entry of rank 0 in the store, which only ranks of the job read."""
 
-    address: str
+    places: list[str]  # one "unix:NAME", or one "tcp:HOST:PORT" per address of rank 0
     token: str
-    info: msgspec.Raw  # PeerInfo, perhaps of another version
-    since: float  # time.monotonic(), the same clock for all processes of a host
+    info: msgspec.Raw = msgspec.Raw(b"\xc0")  # PeerInfo, perhaps of another version; of a port nothing is known
+    since: float = 0.0  # time.monotonic(), the same clock for all processes of a host
 
     @property
     def leader(self) -> PeerInfo | None:
-        """Rank 0; None if it has another version, which is reported when all ranks have connected."""
+        """Rank 0; None if unknown or of another version, which is reported when all ranks have connected."""
         with suppress(CommunicationError):
             return decode(self.info)
         return None
@@ -86,18 +93,20 @@ class Presence(msgspec.Struct, frozen=True):
 
 
 class Bootstrap:
-    """One rank's end of a bootstrap whose first round is complete; made by :func:`join`.
+    """One rank's end of a bootstrap whose first round is complete; made by :func:`join` and :func:`part`.
 
+    ``host`` is the address by which this rank reaches rank 0; None over a UNIX socket.
     If the body of its ``with`` raises, all other ranks get the reason, and this rank raises the first cause of any
     rank.
     """
 
-    def __init__(self, handle: int, rank: int, size: int, look: Callable[[], None]) -> None:
+    def __init__(self, handle: int, rank: int, size: int, look: Callable[[], None], host: str | None = None) -> None:
         self.peers: tuple[PeerInfo, ...] = ()
+        self.host = host
         self._handle: int | None = handle
         self._rank, self._size = rank, size
         self._look = look
-        self._over = False  # the other ranks have been notified
+        self._status, self._over = _OK, False  # over: the other ranks have been notified
         self._failing = "could not join the group"
         _ends.add(self)
 
@@ -109,15 +118,28 @@ class Bootstrap:
         The caller owns ``descriptors`` and the returned ones, which are close-on-exec; its own come back as duplicates.
         Raises the errors of :func:`join`; by ``deadline`` all ranks must have called it.
         """
+        self.begin(mine, deadline, descriptors)
+        return self.finish()
+
+    def begin(self, mine: bytes, deadline: float, descriptors: Sequence[int] = ()) -> None:
+        """Begin :meth:`all_gather`."""
         files = (c.c_int * max(1, len(descriptors)))(*descriptors)
-        library, left_s = _library(), max(0.0, deadline - time.monotonic())
-        status = library.blink_bootstrap_all_gather(self._handle, mine, len(mine), files, len(descriptors), 0.0, left_s)
-        while status == _AGAIN:
+        self._check(
+            _library().blink_bootstrap_all_gather(
+                self._handle, mine, len(mine), files, len(descriptors), 0.0, max(0.0, deadline - time.monotonic())
+            )
+        )
+
+    def step(self) -> None:
+        """Raise the failure of the round that has begun, if one is known by now; no effect after :meth:`close`."""
+        if self._handle is not None:
+            self._check(_library().blink_bootstrap_step(self._handle, 0))
+
+    def finish(self) -> tuple[list[bytes], list[list[int]]]:
+        """Wait for the end of the round that has begun, and return the result of :meth:`all_gather`."""
+        while self._status == _AGAIN:
             self._look()
-            status = library.blink_bootstrap_step(self._handle, _SLICE_MS)
-        if status != _OK:
-            self._over = True
-            raise self._cause()
+            self._check(_library().blink_bootstrap_step(self._handle, _SLICE_MS))
         return [self._bytes(rank) for rank in range(self._size)], [self._files(rank) for rank in range(self._size)]
 
     def stay(self, look: Callable[[], None]) -> None:
@@ -155,6 +177,12 @@ class Bootstrap:
         finally:
             self.close()
 
+    def _check(self, status: int) -> None:
+        self._status = status
+        if status not in (_OK, _AGAIN):
+            self._over = True
+            raise self._cause()
+
     def _bytes(self, rank: int) -> bytes:
         address = c.c_void_p()
         size = _library().blink_bootstrap_bytes(self._handle, rank, c.byref(address))
@@ -184,45 +212,77 @@ class Bootstrap:
         return CommunicationError(f"rank {reason.rank} (process {reason.pid}) {self._failing}: {text}")
 
 
-def join(
-    store: Store,
-    prefix: str,
-    rank: int,
-    size: int,
-    payload: bytes,
-    deadline: float,
-    look: Callable[[], None] = lambda: None,
-    deterministic: str = "",
-) -> Bootstrap:
+def join(store: Store, prefix: str, rank: int, size: int, deadline: float, deterministic: str = "") -> Bootstrap:
     """Connect to the other ranks; return when all ``size`` have connected, with their ``peers``.
 
     ``store`` may contain entries of earlier groups; ``prefix`` distinguishes groups that are made at the same time.
-    ``payload`` and ``deterministic`` are sent with this rank's :class:`PeerInfo`. ``look`` is called often, and raises
-    if a rank cannot come.
+    ``deterministic`` is sent with this rank's :class:`PeerInfo`.
 
     Raises RendezvousTimeout with the missing ranks if not all have connected by ``deadline`` (``time.monotonic()``);
     PlanMismatchError, on all ranks, if two processes have the same rank or ranks differ in size, version or order;
-    PeerLostError if a rank's process ended before all had connected and was not restarted at once; CommunicationError
-    if a rank cannot take part or the store is lost; UnsupportedError without the native library. Costs one store entry
-    per rank.
+    PeerLostError if a rank's process ended before all had connected and was not restarted at once; LaunchError if
+    rank 0 cannot listen at the store's port; CommunicationError if a rank cannot take part or the store is lost;
+    UnsupportedError without the native library. Costs one store entry per rank.
     """
-    mine = own_peer_info(rank, size, payload, deterministic)
-    joining = _Joining(store, prefix, mine, deadline, look)
+    joining = _Joining(store, prefix, own_peer_info(rank, size, deterministic), deadline)
     return joining.lead() if rank == 0 else joining.follow()
+
+
+def part(
+    exchange: Callable[[bytes], Sequence[bytes]],
+    members: Sequence[int],
+    rank: int,
+    deadline: float,
+    look: Callable[[], None] = lambda: None,
+    deterministic: str = "",
+    address: str | None = None,
+) -> Bootstrap:
+    """Connect ``members``, ranks of a group whose ``exchange`` returns the bytes of all its ranks, by rank.
+
+    The first member listens at ``address``, or, if all are on one host, at a UNIX socket (None). All ranks of the group
+    call ``exchange`` once, also those that are not members. ``look`` is called often, and raises if a member has ended.
+    Errors as :func:`join`, with ranks counted in ``members``;
+    PlanMismatchError if the first member is not on this host.
+    """
+    place = members.index(rank)
+    joining = _Joining(MemoryStore(), "", own_peer_info(place, len(members), deterministic), deadline, look)
+    if place > 0:
+        address_and_token = exchange(b"")[members[0]].decode()
+        return joining.enter_part(address_and_token)
+    try:
+        end, published = joining.listen([] if address is None else [address])
+    except CommunicationError:
+        exchange(b"")
+        raise
+    with ExitStack() as undo:
+        undo.push(end)
+        exchange(f"{published.places[0]} {published.token}".encode())
+        joining.meet(end)
+        undo.pop_all()
+    return end
 
 
 class _Joining:
     """The state of one rank until it has joined."""
 
-    def __init__(self, store: Store, prefix: str, mine: PeerInfo, deadline: float, look: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, prefix: str, mine: PeerInfo, deadline: float, look: Callable[[], None] = lambda: None
+    ) -> None:
         self._store, self._mine, self._deadline, self._look = store, mine, deadline, look
         self._rank, self._size = mine.rank, mine.world_size
         self._key = f"{prefix}/bootstrap"
         self._here = f"{prefix}/here"
         self._began = time.monotonic()
+        #: At a port, no entry: the place is known, and the token is the job's.
+        self._at_port = (
+            Published([f"tcp:{store.host}:{store.port}"], sha256(prefix.encode()).hexdigest())
+            if isinstance(store, JobPort)
+            else None
+        )
+        self._in_part = False
         #: Per process of this run that was seen alive: the time until which it may be restarted.
         self._again_until: dict[str, float] = {}
-        self._next_look = 0.0
+        self._next_look = self._next_knock = 0.0
         self._note = "nobody has published the address of rank 0"
         #: The reason why this rank cannot connect to rank 0; on rank 0, the reasons of all ranks.
         self._trouble = ""
@@ -230,40 +290,46 @@ class _Joining:
 
     def lead(self) -> Bootstrap:
         """Listen as rank 0, publish the address, and wait for the others."""
-        try:
-            end = self._lead()
-        except CommunicationError as error:
-            self._store.give_up(error, self._size)
-            raise
-        self._store.all_came()
-        return end
-
-    def _lead(self) -> Bootstrap:
         self._challenge(self._published())
-        token = secrets.token_hex(32)
-        reason = _Reason()
-        host = (self._store.host() or loopback_of_hosts()) if self._size > 1 else None
-        tcp = None if host is None else f"{own_address_towards(host)}:0".encode()
-        handle = _library().blink_bootstrap_listen(tcp, token.encode(), self._size, c.byref(reason))
-        if handle is None:
-            raise CommunicationError(f"rank 0: {reason.text.decode(errors='replace')}")
-        address = _library().blink_bootstrap_address(handle).decode()
-        published = Published(address, token, msgspec.Raw(msgspec.msgpack.encode(self._mine)), time.monotonic())
+        end, published = self.listen(self._store.addresses() if self._size > 1 else [])
+        elsewhere = isinstance(self._store, JobPort) and self._size > 1 and not is_own(self._store.host)
 
         def watch() -> None:
             self._look()
-            self._store.check_callers()
+            if elsewhere:
+                self._knock(published)
             self._challenge(self._published(), published)
             self._look_at_others()
 
-        end = Bootstrap(handle, 0, self._size, watch if self._size > 1 else self._look)
+        end._look = watch if self._size > 1 else self._look
         with ExitStack() as undo:
             undo.push(end)
             if self._size > 1:
                 self._store.set(self._key, msgspec.msgpack.encode(published))
-            self._meet(end)
+            self.meet(end)
             undo.pop_all()
         return end
+
+    def listen(self, addresses: Sequence[str]) -> tuple[Bootstrap, Published]:
+        """Listen at a port for all ``addresses`` of this process, or without any at a UNIX socket."""
+        reason = _Reason()
+        token = secrets.token_hex(32) if self._at_port is None else self._at_port.token
+        port = self._store.port if isinstance(self._store, JobPort) else 0
+        tcp = f"{addresses[0]}:{port}".encode() if addresses else None
+        handle = _library().blink_bootstrap_listen(tcp, token.encode(), self._size, c.byref(reason))
+        if handle is None and self._at_port is not None:
+            self._knock(self._at_port)
+            raise LaunchError(
+                f"rank 0: {reason.text.decode(errors='replace')}; set BLINK_STORE=tcp://HOST:PORT to the host of rank "
+                "0 and a free port there (torch.distributed, another job or another rank 0 may use this one)"
+            )
+        if handle is None:
+            raise CommunicationError(f"rank 0: {reason.text.decode(errors='replace')}")
+        place = _library().blink_bootstrap_address(handle).decode()
+        places = [f"tcp:{address}:{place.rpartition(':')[2]}" for address in addresses] or [place]
+        info = msgspec.Raw(msgspec.msgpack.encode(self._mine))
+        host = addresses[0] if addresses else None
+        return Bootstrap(handle, 0, self._size, self._look, host), Published(places, token, info, time.monotonic())
 
     def _look_at_others(self) -> None:
         """Raise if a rank published its presence but ended before it could connect; costs one lookup per rank.
@@ -295,7 +361,7 @@ class _Joining:
             raise PeerLostError(rank, "its process ended before all ranks had come", peer.pid)
 
     def follow(self) -> Bootstrap:
-        """Connect as another rank to the published rank 0, or to its successor if that has ended."""
+        """Connect as another rank to rank 0, or to its successor if that has ended."""
         pauses = Pauses(self._deadline)
         announced = False
         while True:
@@ -314,41 +380,54 @@ class _Joining:
 
     def _enter(self, published: Published) -> Bootstrap | None:
         """Join this rank 0; None if it is not listening, or no longer."""
-        leader, (unix, _, tcp) = published.leader, published.address.partition(" ")
-        near = leader.host == self._mine.host if leader else not tcp
-        if leader and not near and not tcp:
+        leader, place = published.leader, published.places[0]
+        if place.startswith("unix:") and leader and leader.host != self._mine.host:
             raise UnsupportedError(
                 f"rank {self._rank} runs on {self._mine.hostname}, rank 0 on {leader.hostname}, and {self._store} "
                 "serves one host; set BLINK_STORE=tcp://HOST:PORT with the host of rank 0 and a free port there"
             )
-        trouble = "" if near else self._unreached(tcp)
+        trouble = ""
+        if place.startswith("tcp:"):
+            place, trouble = self._reached(published.places)
         if trouble:
-            rank_0 = leader or "of another version"
-            trouble = f"({self._mine}) cannot connect to rank 0 ({rank_0}) at {tcp[4:]}: {trouble}"
+            trouble = f"({self._mine}) cannot connect to rank 0{f' ({leader})' if leader else ''} at {trouble}"
         if trouble != self._trouble:
             self._trouble = trouble
             self._tell_presence(trouble)
         if trouble:
-            self._note = f"it {trouble}; is there a firewall, or do they share no network?"
+            self._note = f"it {trouble}; does rank 0 run, is there a firewall, or do they share no network?"
+            if time.monotonic() >= self._again_until.get(published.token, math.inf) and leader is None:
+                raise PeerLostError(0, "its process ended before all ranks had come")
             return None
-        end = self._connected(unix if near else tcp, published.token)
+        end = self._connected(place, published.token)
         if end is None:
-            crowded = os.strerror(errno.EAGAIN) in self._note  # it listens, but too many ranks connect at once
-            if leader is not None and tcp and not crowded and not self._unreached(tcp):
-                self._refuse_one_host(leader, tcp, published.token)
+            if self._in_part and os.strerror(errno.EAGAIN) not in self._note:  # else too many ranks connect at once
+                self._look()
+                raise PlanMismatchError(
+                    f"rank {self._rank} ({self._mine}) does not find rank 0 on its host: {self._note}; if they are on "
+                    "two hosts, give each host a different BLINK_HOSTID, else run both as one user"
+                )
             return None
         try:
             with ExitStack() as undo:
                 undo.push(end)
-                self._meet(end)
+                self.meet(end)
                 undo.pop_all()
             return end
         except PeerLostError as error:
-            if error.rank != 0:
+            if error.rank != 0 or self._in_part:
                 raise
             self._again_until[published.token] = time.monotonic() + GRACE_S
             self._note = error.message
             return None
+
+    def enter_part(self, address_and_token: str) -> Bootstrap:
+        """Join the rank 0 of a part of a group, which listened before its address came, and is not restarted."""
+        place, _, token = address_and_token.partition(" ")
+        if not token:
+            raise CommunicationError("rank 0 could not listen; its own error has the reason")
+        self._in_part, self._at_port = True, Published([place], token)
+        return self.follow()
 
     def _connected(self, place: str, token: str) -> Bootstrap | None:
         reason = _Reason()
@@ -358,44 +437,41 @@ class _Joining:
         if handle is None:
             self._note = reason.text.decode(errors="replace")
             return None
-        return Bootstrap(handle, self._rank, self._size, self._look)
+        host = place.removeprefix("tcp:").rpartition(":")[0] if place.startswith("tcp:") else None
+        return Bootstrap(handle, self._rank, self._size, self._look, host)
 
-    def _unreached(self, place: str) -> str:
-        """Reason why no connection to "tcp:HOST:PORT" is possible; "" if it is."""
-        host, _, port = place.removeprefix("tcp:").rpartition(":")
-        left_s = max(0.05, min(REACH_S, self._deadline - time.monotonic()))
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), left_s).close()
-        except OSError as error:
-            return str(error)
-        return ""
+    def _reached(self, places: Sequence[str]) -> tuple[str, str]:
+        """The first place "tcp:HOST:PORT" that accepts a connection, as a number, or the reasons why none does."""
+        troubles = []
+        for place in places:
+            host, _, port = place.removeprefix("tcp:").rpartition(":")
+            left_s = max(0.05, min(REACH_S, self._deadline - time.monotonic()))
+            try:
+                with socket.create_connection((host, int(port)), left_s) as probe:
+                    return f"tcp:{probe.getpeername()[0]}:{port}", ""
+            except OSError as error:
+                troubles.append(f"{host}:{port}: {error}")
+        return "", ", ".join(troubles)
 
-    def _refuse_one_host(self, leader: PeerInfo, tcp: str, token: str) -> None:
-        """Raise PlanMismatchError on all ranks: rank 0 claims to be on this host, but only TCP reaches it."""
-        end = self._connected(tcp, token)
-        if end is None:
-            return
-        with end:
-            raise PlanMismatchError(
-                f"rank 0 ({leader}) and rank {self._rank} ({self._mine}) have the same host id (boot "
-                f"{leader.boot_id}), but rank {self._rank} cannot find rank 0: {self._note}; if they are on two hosts, "
-                "give each host a different BLINK_HOSTID, else run both as one user"
-            )
-
-    def _meet(self, end: Bootstrap) -> None:
+    def meet(self, end: Bootstrap) -> None:
+        """Exchange the peer info of all ranks, the first round."""
         words, _ = end.all_gather(msgspec.msgpack.encode(self._mine), self._deadline)
         end.peers = decode_all(words)
         end._look = self._look
 
     def _challenge(self, other: Published | None, ours: Published | None = None) -> None:
         """Notify all ranks of both jobs if another rank 0 listens under the same key."""
-        if other is None or (ours is not None and other.token == ours.token):
+        if other is None or other is self._at_port or (ours is not None and other.token == ours.token):
             return
-        if other.leader is None or other.leader.host != self._mine.host:
+        if other.leader is not None and other.leader.host == self._mine.host:
+            self._knock(other)
+
+    def _knock(self, other: Published) -> None:
+        """Connect as a second rank 0; PlanMismatchError, also on the ranks of the first, if one listens there."""
+        if time.monotonic() < self._next_knock:
             return
-        handle = _library().blink_bootstrap_connect(
-            other.address.partition(" ")[0].encode(), other.token.encode(), 0, self._size, None
-        )
+        self._next_knock = time.monotonic() + LOOK_S
+        handle = _library().blink_bootstrap_connect(other.places[0].encode(), other.token.encode(), 0, self._size, None)
         if handle is None:
             return  # an earlier run's
         end = Bootstrap(handle, 0, self._size, lambda: None)
@@ -404,12 +480,14 @@ class _Joining:
         except PlanMismatchError:
             raise
         except CommunicationError:
-            return  # it has another job, or has ended
+            return  # it has another job, or has ended, or is this one
         finally:
             end.close()
 
     def _published(self) -> Published | None:
-        return None if self._size == 1 else _read(self._store, self._key, _PUBLISHED)
+        if self._at_port is not None or self._size == 1:
+            return self._at_port
+        return _read(self._store, self._key, _PUBLISHED)
 
     def _tell_presence(self, trouble: str = "") -> None:
         presence = Presence(self._mine, time.monotonic(), trouble)
@@ -422,37 +500,16 @@ class _Joining:
 
     def _timeout(self) -> RendezvousTimeout:
         """Error for a missing rank 0 after the deadline; the presence entries show the other missing ranks."""
+        text = f"rank {self._rank} of {self._size} timed out waiting for rank 0: {self._note}"
+        if self._at_port is not None:
+            return RendezvousTimeout([0], [self._rank], text)
         self._tell_presence()
         present = {rank for rank in range(1, self._size) if self._is_here(rank)} | {self._rank}
-        text = f"rank {self._rank} of {self._size} timed out waiting for rank 0: {self._note}"
         return RendezvousTimeout(set(range(self._size)) - present, present, text)
 
     def _is_here(self, rank: int) -> bool:
         presence = self._presence(rank)
         return presence is not None and (alive(presence.peer) is not False or presence.seen > self._began)
-
-
-def own_address_towards(host: str) -> str:
-    """This host's address on the route to ``host``; its name if there is no route.
-
-    If ``host`` is this host under a name that resolves to a loopback address (127.0.1.1 in many hosts files), the
-    address of another route.
-    """
-    source = _source_address(host)
-    if source is None or is_local(host) or not is_local(source):
-        return source or socket.gethostname()
-    elsewhere = _source_address("192.0.2.1")  # a reserved address, so the default route
-    others = [address for address in (elsewhere, *own_addresses().values()) if address and not is_local(address)]
-    return next(iter(others), source)
-
-
-def _source_address(host: str) -> str | None:
-    """The source address of packets to ``host``; IPv4 if it has both."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing
-            return str(probe.getsockname()[0])
-    return None
 
 
 #: Created at import, because ranks may be threads: see :mod:`blinkccl.schedule.text`.

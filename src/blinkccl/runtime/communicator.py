@@ -24,7 +24,7 @@ from blinkccl.errors import PeerLostError, UsageError
 from blinkccl.runtime.environment import launch, store_of
 from blinkccl.runtime.group import Group
 from blinkccl.runtime.peer_info import alive
-from blinkccl.runtime.spanning_group import open_group
+from blinkccl.runtime.spanning_group import open_group, open_part
 from blinkccl.runtime.store import MemoryStore, Store, TorchStore, open_store
 from blinkccl.runtime.timeouts import default_timeout_s
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
@@ -33,6 +33,8 @@ from blinkccl.schedule.program import Program
 Array = NDArray[Any]
 #: Number of cached buffer forms: small calls need not validate their buffers again.
 _KEPT_FORMS = 4096
+#: The most bytes of an address and its token.
+_ADDRESS_BYTES = 256
 #: The parameters of a call besides its buffers: collective, operation, root (or source) and destination.
 _Parameters = tuple[str, str, int, int]
 _Result = TypeVar("_Result")
@@ -249,27 +251,24 @@ class Communicator:
         mine = np.array([color is not None, 0 if color is None else color, key], np.int64)
         rows = np.asarray(self.allgather(mine)).reshape(self.size, 3)
         if color is None:
+            self._exchange(b"")
             return None
         members = sorted((int(row[2]), rank) for rank, row in enumerate(rows) if row[0] and row[1] == color)
         ranks = [rank for _, rank in members]
-        prefix, place = f"{self.group.prefix}/{self._splits}.{color}", ranks.index(self.rank)
-        look = self.group.watch(ranks)
         try:
-            part = open_group(
-                self.group.store,
-                place,
-                len(ranks),
-                prefix=prefix,
-                deadline_s=self.group.timeout_s,
-                look=look,
-                deterministic=self.group.deterministic,
-            )
+            part = open_part(self.group, self._exchange, ranks, f"{self.group.prefix}/{self._splits}.{color}")
         except PeerLostError as error:
             lost = ranks[error.rank]
             if alive(self.group.peers[lost]) is False:  # a living rank may also have closed its connection
                 self.group.report_lost(lost)  # before this rank ends too, so that others see the first cause
             raise
         return Communicator(part)
+
+    def _exchange(self, word: bytes) -> list[bytes]:
+        """The addresses of all ranks, by rank."""
+        mine = np.frombuffer(word.ljust(_ADDRESS_BYTES, b"\0"), np.uint8)
+        rows = np.asarray(self.allgather(mine)).reshape(self.size, _ADDRESS_BYTES)
+        return [row.tobytes().rstrip(b"\0") for row in rows]
 
     # ---- the group itself
 

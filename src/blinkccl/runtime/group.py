@@ -24,9 +24,9 @@ from blinkccl.collectives.ops import element_type
 from blinkccl.engines.host import NativeOp, native_scale
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import CommunicationError, UsageError
+from blinkccl.runtime.bootstrap import Bootstrap
 from blinkccl.runtime.peer_info import PeerInfo
 from blinkccl.runtime.serial_executor import SerialExecutor
-from blinkccl.runtime.store import Store
 from blinkccl.runtime.timeouts import microseconds
 
 #: Most prepared calls in the cache; the oldest is dropped first.
@@ -50,23 +50,22 @@ class PreparedCall(Protocol):
 
 
 class Group(ABC):
-    """One rank's end of a group that met in ``store``, which the caller keeps, under its own ``prefix``.
+    """One rank's end of a group that met in ``bootstrap``; errors and threads name it by ``prefix``.
 
     ``deadline_s`` is the timeout of every call without its own.
     """
 
-    peers: Sequence[PeerInfo]
-
-    def __init__(self, store: Store, rank: int, size: int, prefix: str, deadline_s: float) -> None:
-        if not 0 <= rank < size:
-            raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
-        self.store, self.rank, self.size, self.prefix, self.timeout_s = store, rank, size, prefix, deadline_s
+    def __init__(self, bootstrap: Bootstrap, rank: int, prefix: str, deadline_s: float) -> None:
+        self.peers: Sequence[PeerInfo] = bootstrap.peers
+        #: The address of rank 0 for ranks of other hosts; None if all ranks met on one host.
+        self.host = bootstrap.host
+        self.rank, self.size, self.prefix, self.timeout_s = rank, len(bootstrap.peers), prefix, deadline_s
         self._timeout_us = microseconds(deadline_s)
         self._calls: dict[CollectiveCall, PreparedCall] = {}
         self._executor = SerialExecutor(f"blink-{prefix}")
         self._pid, self._closed = os.getpid(), False
         #: "order" where every element is summed in one order (:mod:`~blinkccl.runtime.deterministic`), else "".
-        self.deterministic = ""
+        self.deterministic = bootstrap.peers[rank].deterministic
 
     def _open(self) -> None:
         """Register the group, so that a process that exits normally leaves it in order."""

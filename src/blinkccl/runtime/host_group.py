@@ -6,7 +6,6 @@ import ctypes as c
 import logging
 import mmap
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -33,19 +32,16 @@ from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.native_library import Shape
 from blinkccl.errors import CommunicationError, PeerLostError, ScheduleError, UnsupportedError, UsageError
 from blinkccl.runtime import python_line, timeline
-from blinkccl.runtime.bootstrap import Bootstrap, join
-from blinkccl.runtime.deterministic import check_program, wish
+from blinkccl.runtime.bootstrap import Bootstrap
+from blinkccl.runtime.deterministic import check_program
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.heap import memory_file, process_heap
 from blinkccl.runtime.host_table import Crossing, HostTable, agreed, built_in, table_for, wished_crossing
-from blinkccl.runtime.peer_info import PeerInfo, alive, same_host
+from blinkccl.runtime.peer_info import PeerInfo, alive
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
-from blinkccl.runtime.store import Store
-from blinkccl.runtime.timeouts import default_timeout_s
 from blinkccl.trees.algorithms.tables import Way
 
-_TOKEN_BYTES = 16
 _log = logging.getLogger(__name__)
 #: A heap per rank and the segment are as many descriptors as one message can carry.
 MAX_RANKS = 250
@@ -72,36 +68,23 @@ class HostMemory:
 
 
 class HostGroup(Group):
-    """One rank's end of a group that meets in ``store``, which the caller keeps, under its own ``prefix``.
+    """One rank's end of a group on one host, whose ranks have met in ``bootstrap``, which this closes.
 
-    ``deadline_s`` (None: BLINK_TIMEOUT) is the timeout for all ranks to connect, and for later calls without their own.
-    ``look`` and errors are those of :func:`blinkccl.runtime.bootstrap.join`; also UnsupportedError on several hosts.
-    Ranks that have met already pass their ``bootstrap``, made by :func:`meet`, which this closes.
+    ``deadline_s`` is the timeout of the creation, and of later calls without their own. Errors are those of
+    :func:`blinkccl.runtime.bootstrap.join`; also UnsupportedError on several hosts.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        size: int,
-        *,
-        prefix: str = "blink",
-        deadline_s: float | None = None,
-        look: Callable[[], None] = lambda: None,
-        bootstrap: Bootstrap | None = None,
-    ) -> None:
-        super().__init__(store, rank, size, prefix, default_timeout_s() if deadline_s is None else deadline_s)
+    def __init__(self, bootstrap: Bootstrap, rank: int, *, prefix: str, deadline_s: float) -> None:
+        super().__init__(bootstrap, rank, prefix, deadline_s)
         self._area = Area()
-        self._crossing, self._table = Crossing.NEVER, built_in(size)
-        deadline = time.monotonic() + self.timeout_s
-        with bootstrap or meet(store, prefix, rank, size, deadline, look, wish()) as met:
-            self._make(met, deadline, wished_crossing(), table_for(size))
+        self._crossing, self._table = Crossing.NEVER, built_in(self.size)
+        with bootstrap:
+            self._make(bootstrap, time.monotonic() + deadline_s, wished_crossing(), table_for(self.size))
 
     def _make(self, bootstrap: Bootstrap, deadline: float, wanted: Crossing, table: HostTable) -> None:
-        self.peers = bootstrap.peers
-        self.deterministic = bootstrap.peers[self.rank].deterministic
         python_line.offer()
-        _check_hosts(self.peers)
+        if self.size > MAX_RANKS:
+            raise UnsupportedError(f"at most {MAX_RANKS} ranks of one host can share memory, got {self.size}")
         self._memory = share_memory(bootstrap, range(self.size), self.rank, self.size, self._area, deadline)
         self._endpoint = self._memory.endpoint
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s)
@@ -298,19 +281,6 @@ def _bound(
     return first
 
 
-def meet(
-    store: Store,
-    prefix: str,
-    rank: int,
-    size: int,
-    deadline: float,
-    look: Callable[[], None] = lambda: None,
-    deterministic: str = "",
-) -> Bootstrap:
-    """The bootstrap of a group; see :func:`blinkccl.runtime.bootstrap.join`."""
-    return join(store, prefix, rank, size, secrets.token_bytes(_TOKEN_BYTES), deadline, look, deterministic)
-
-
 def share_memory(
     bootstrap: Bootstrap,
     members: Sequence[int],
@@ -325,7 +295,7 @@ def share_memory(
     ``members`` are the ranks of this host among the ``size`` of a group, in the order in which ``bootstrap`` has them.
     """
     peers, place = bootstrap.peers, members.index(rank)
-    token = peers[0].payload
+    token = peers[0].token
     shape = shape_of(size, area, STREAM_BYTES)
     length = segment_bytes(shape)
     with ExitStack() as undo:
@@ -399,17 +369,6 @@ def _map_heap(endpoint: Endpoint, peer: int, rank: int, fd: int) -> None:
         endpoint.set_heap(peer, heap.size, address=heap.address)
     else:
         endpoint.set_heap(peer, os.fstat(fd).st_size, fd=fd)
-
-
-def _check_hosts(peers: Sequence[PeerInfo]) -> None:
-    if not same_host(peers):
-        hosts = sorted({peer.hostname for peer in peers})
-        raise UnsupportedError(
-            f"the ranks are on {len({peer.host for peer in peers})} hosts ({', '.join(hosts)}); the host engine runs "
-            "on one: use the torch backend, which then sends plans over torch's own process group"
-        )
-    if len(peers) > MAX_RANKS:
-        raise UnsupportedError(f"at most {MAX_RANKS} ranks of one host can share memory, got {len(peers)}")
 
 
 def _share_process(peers: Sequence[PeerInfo]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
@@ -13,13 +14,15 @@ import msgspec
 from blinkccl.errors import CommunicationError, PlanMismatchError
 from blinkccl.runtime.process import PROC, lives, namespace, start_time
 
-_HOST_ID = "BLINK_HOSTID"
+#: The variable that places processes of one machine on different hosts.
+HOST_ID = "BLINK_HOSTID"
 _Kind = TypeVar("_Kind")
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
-    """A rank, its process, and its host's boot; ``payload`` is the caller's, ``deterministic`` the rank's option.
+    """A rank, its process, and its host's boot; ``deterministic`` is the rank's option.
 
+    ``token`` is fresh for each group; rank 0's marks the group's memory.
     ``network`` and ``processes`` are inodes of namespaces. Two processes can share memory if ``boot_id`` and
     ``network`` are equal; they see each other's process numbers if ``processes`` is equal.
     """
@@ -33,7 +36,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
     pid: int
     start: int
     version: str
-    payload: bytes = b""
+    token: bytes
     deterministic: str = ""
 
     def __str__(self) -> str:
@@ -45,7 +48,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
         return self.boot_id, self.network
 
 
-def own_peer_info(rank: int, world_size: int, payload: bytes = b"", deterministic: str = "") -> PeerInfo:
+def own_peer_info(rank: int, world_size: int, deterministic: str = "") -> PeerInfo:
     """Peer info of this process as rank ``rank`` of ``world_size``."""
     return PeerInfo(
         rank,
@@ -57,7 +60,7 @@ def own_peer_info(rank: int, world_size: int, payload: bytes = b"", deterministi
         os.getpid(),
         start_time(os.getpid()),
         package_version(),
-        payload,
+        secrets.token_bytes(16),
         deterministic,
     )
 
@@ -134,14 +137,9 @@ def package_version() -> str:
         return "unknown"
 
 
-def loopback_of_hosts() -> str | None:
-    """The meeting place of ranks that BLINK_HOSTID places on several hosts, for a store that has no address."""
-    return "127.0.0.1" if os.environ.get(_HOST_ID) else None
-
-
 def _boot_id() -> str:
-    """BLINK_HOSTID, which places processes of one machine on different hosts; else the boot id, or the name."""
-    if host_id := os.environ.get(_HOST_ID):
+    """:data:`HOST_ID`; else the boot id, or the name."""
+    if host_id := os.environ.get(HOST_ID):
         return host_id
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()

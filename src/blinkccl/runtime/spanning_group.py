@@ -33,10 +33,11 @@ from blinkccl.errors import (
     ranks_text,
 )
 from blinkccl.runtime import timeline, ucx
-from blinkccl.runtime.bootstrap import Bootstrap
+from blinkccl.runtime.addresses import own_address_towards
+from blinkccl.runtime.bootstrap import Bootstrap, join, part
 from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
-from blinkccl.runtime.host_group import HostGroup, meet, share_memory
+from blinkccl.runtime.host_group import HostGroup, share_memory
 from blinkccl.runtime.host_table import Crossing
 from blinkccl.runtime.hosts import Cost, Hosts, selected
 from blinkccl.runtime.monitor import Monitor
@@ -60,10 +61,8 @@ class SpanningGroup(HostGroup):
     of calls without one.
     """
 
-    def __init__(self, store: Store, bootstrap: Bootstrap, rank: int, *, prefix: str, deadline_s: float) -> None:
-        Group.__init__(self, store, rank, len(bootstrap.peers), prefix, deadline_s)
-        self.peers = bootstrap.peers
-        self.deterministic = bootstrap.peers[rank].deterministic
+    def __init__(self, bootstrap: Bootstrap, rank: int, *, prefix: str, deadline_s: float) -> None:
+        Group.__init__(self, bootstrap, rank, prefix, deadline_s)
         self.hosts = Hosts.of([peer.host for peer in bootstrap.peers])
         self.cost = _UNKNOWN
         self._area, self._crossing = Area(), Crossing.NEVER
@@ -90,10 +89,10 @@ class SpanningGroup(HostGroup):
     def _connect(self, deadline: float) -> None:
         host = self.hosts.host_of[self.rank]
         members = self.hosts.members[host]
-        where, place, look = f"{self.prefix}/host/{host}", members.index(self.rank), self._monitor.check
+        look = self._monitor.check
         with (
             _in_ranks_of_all(members),
-            meet(self.store, where, place, len(members), deadline, look, self.deterministic) as met,
+            part(lambda word: self._monitor.agree(word, deadline), members, self.rank, deadline, look) as met,
         ):
             self._memory = share_memory(met, members, self.rank, self.size, self._area, deadline, with_bells=True)
         self._made = True
@@ -304,15 +303,53 @@ def open_group(
     *,
     prefix: str = "blink",
     deadline_s: float | None = None,
-    look: Callable[[], None] = lambda: None,
     deterministic: str | None = None,
 ) -> Group:
-    """The group of ranks that meet in ``store``, on one host or on several; see :class:`HostGroup`."""
+    """The group of ranks that meet in ``store``, on one host or on several.
+
+    ``prefix`` distinguishes groups in one store. ``deadline_s`` (None: BLINK_TIMEOUT) is the timeout for all ranks to
+    connect, and for later calls without their own. Errors as :func:`blinkccl.runtime.bootstrap.join`.
+    """
     wanted = wish(deterministic)
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
     seconds = default_timeout_s() if deadline_s is None else deadline_s
-    bootstrap = meet(store, prefix, rank, size, time.monotonic() + seconds, look, wanted)
-    if same_host(bootstrap.peers):
-        return HostGroup(store, rank, size, prefix=prefix, deadline_s=seconds, bootstrap=bootstrap)
-    return SpanningGroup(store, bootstrap, rank, prefix=prefix, deadline_s=seconds)
+    deadline = time.monotonic() + seconds
+    return _group_of(join(store, prefix, rank, size, deadline, deterministic=wanted), rank, prefix, seconds)
+
+
+def open_part(
+    group: Group,
+    exchange: Callable[[bytes], Sequence[bytes]],
+    members: Sequence[int],
+    prefix: str,
+) -> Group:
+    """The group of ``members`` of ``group``; all its ranks call ``exchange``, see :func:`.bootstrap.part`."""
+    hosts = {group.peers[rank].host for rank in members}
+    address = own_address_towards(group.host) if group.host is not None and len(hosts) > 1 else None
+    deadline, look = time.monotonic() + group.timeout_s, group.watch(members)
+    met = part(exchange, members, group.rank, deadline, look, group.deterministic, address)
+    return _group_of(met, members.index(group.rank), prefix, group.timeout_s)
+
+
+def _group_of(bootstrap: Bootstrap, rank: int, prefix: str, seconds: float) -> Group:
+    if not same_host(bootstrap.peers):
+        return SpanningGroup(bootstrap, rank, prefix=prefix, deadline_s=seconds)
+    if bootstrap.host is not None:
+        bootstrap = _near(bootstrap, rank, time.monotonic() + seconds)
+    return HostGroup(bootstrap, rank, prefix=prefix, deadline_s=seconds)
+
+
+def _near(bootstrap: Bootstrap, rank: int, deadline: float) -> Bootstrap:
+    """The bootstrap, over UNIX sockets, of ranks of one host that have met over TCP."""
+
+    def exchange(word: bytes) -> list[bytes]:
+        words, _ = bootstrap.all_gather(word, deadline)
+        bootstrap.begin(b"", deadline)  # a failure of one rank ends this round for all
+        return words
+
+    deterministic = bootstrap.peers[rank].deterministic
+    with bootstrap:
+        near = part(exchange, range(len(bootstrap.peers)), rank, deadline, bootstrap.step, deterministic)
+        bootstrap.finish()
+    return near

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
-from blinkccl.errors import CommunicationError, LaunchError, PeerLostError, PlanMismatchError
+from blinkccl.errors import CommunicationError, LaunchError
 from blinkccl.runtime.environment import job_directory
 from blinkccl.runtime.process import start_time
 from blinkccl.runtime.store import (
-    MAGIC,
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,
     FileStore,
+    JobPort,
     MemoryStore,
+    MpiStore,
     Store,
-    TcpStore,
     TorchStore,
     open_store,
 )
@@ -40,19 +39,14 @@ def torch_store() -> Store:
     return TorchStore(torch.PrefixStore("group", torch.HashStore()))
 
 
-@pytest.fixture(params=["file", "tcp", pytest.param("torch", marks=needs("torch")), "memory"])
+@pytest.fixture(params=["file", pytest.param("torch", marks=needs("torch")), "memory"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Store]]:
     """One store, from the view of two ranks."""
     if request.param == "file":
         yield FileStore(tmp_path / "a" / "store"), FileStore(tmp_path / "a" / "store")
-    elif request.param in ("torch", "memory"):
+    else:
         store = torch_store() if request.param == "torch" else MemoryStore()
         yield store, store
-    else:
-        server = TcpStore("127.0.0.1", 0, rank=0, deadline=soon())
-        client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
-        yield server, client
-        server.close()
 
 
 def test_what_one_sets_the_other_sees(pair: tuple[Store, Store]) -> None:
@@ -177,226 +171,55 @@ def test_the_directory_above_a_jobs_must_be_this_users_alone(tmp_path: Path, mon
         open_store(f"file://{job_directory(base, (1, 1), [])}", 1, soon())
 
 
-# ---- The server ------------------------------------------------------------------------------------------------
+# ---- Places without a store -------------------------------------------------------------------------------------
 
 
-def request(operation: str, key: bytes, value: bytes = b"", magic: str = MAGIC, rank: int = 1) -> bytes:
-    return f"{magic} {rank} process%207%20on%20b {operation} {key.hex()} {len(value)}\n".encode() + value
+def test_a_port_keeps_nothing() -> None:
+    port = open_store("tcp://[fd00::2]:29500", 1, soon())
+    assert isinstance(port, JobPort)
+    assert (str(port), port.addresses(), port.port) == ("tcp://[fd00::2]:29500", ["fd00::2"], 29500)
+    port.set("key", b"1")
+    assert port.peek("key") is None
 
 
-@pytest.fixture
-def server() -> Iterator[TcpStore]:
-    store = TcpStore("127.0.0.1", 0, rank=0, deadline=soon())
-    yield store
-    store.close()
-    store.close()
+class World:
+    """MPI_COMM_WORLD of two ranks, which are two threads."""
+
+    def __init__(self, rank: int, sent: SimpleQueue[object]) -> None:
+        self.rank, self._sent = rank, sent
+
+    def bcast(self, value: object) -> object:
+        if self.rank == 0:
+            self._sent.put(value)
+            return value
+        return self._sent.get(timeout=10)
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\0" * 1_000_000,
-        MAGIC[:3].encode(),
-        b"",
-        b"\n",
-        request("X", b"k"),
-        request("P", b""),
-        request("P", b"k" * 2 * MAX_KEY_BYTES),
-        f"{MAGIC} 1 a S 00 {MAX_VALUE_BYTES + 1}\n".encode(),
-        f"{MAGIC} 1 a S 00 -1\n".encode(),
-        f"{MAGIC} 1 a S 00 {'9' * 2000}\n".encode(),
-        f"{MAGIC}\n".encode(),
-        f"{MAGIC} 1 a\n".encode(),
-        f"{MAGIC} 1 a P\n".encode(),
-        b"BLINKST P 00 0",
-    ],
-)
-def test_invalid_requests_end_only_their_connection(
-    server: TcpStore, monkeypatch: pytest.MonkeyPatch, garbage: bytes
-) -> None:
-    monkeypatch.setattr("blinkccl.runtime.store._Handler.timeout", 0.2)
-    with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
-        with suppress(ConnectionError):  # disconnected before its request was complete
-            stranger.sendall(garbage)
-        client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
-        client.set("key", b"value")
-        assert server.peek("key") == b"value"
-        assert heard(stranger) == b""
+def test_mpi_broadcasts_the_first_value_of_rank_0() -> None:
+    sent: SimpleQueue[object] = SimpleQueue()
+    zero, one = MpiStore(World(0, sent)), MpiStore(World(1, sent))
+    assert zero.peek("key") is None
+    zero.set("key", b"1")
+    one.set("here/1", b"")
+    for store in (zero, one):
+        assert store.peek("key") == b"1"
+        assert store.peek("here/1") is None
+    zero.set("other", b"2")
+    assert sent.empty()
 
 
-def heard(connection: socket.socket) -> bytes:
-    """All bytes until the other end closes the connection in any way."""
-    received = b""
-    with suppress(ConnectionResetError):
-        while part := connection.recv(1000):
-            received += part
-    return received
+def test_addresses_for_ranks_of_other_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Torchs:
+        host = "127.0.0.1"
 
-
-def test_a_full_table_and_a_crowd(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blinkccl.runtime.store.MAX_TABLE_BYTES", 10)
-    server.set("a", b"12345678")
-    server.set("a", b"1234567890")
-    with pytest.raises(CommunicationError, match="full"):
-        server.set("b", b"1")
-    client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
-    with pytest.raises(CommunicationError, match=r"rank 0, which serves tcp:.*reports: .*full"):
-        client.set("b", b"1")
-    crowd = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(100)]
-    assert client.peek("a") == b"1234567890"
-    for connection in crowd:
-        connection.close()
-
-
-def test_strangers_do_not_take_all_threads(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    most = threading.active_count() + 3
-    monkeypatch.setattr("blinkccl.runtime.store.MAX_THREADS", most)
-    crowd = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(10)]
-    crowd[-1].settimeout(2)  # the server waits longer for an incomplete request
-    assert heard(crowd[-1]) == b""
-    assert threading.active_count() <= most
-    for connection in crowd:
-        connection.close()
-
-
-def test_a_taken_port_is_an_error_with_port_and_owner(server: TcpStore) -> None:
-    """Only ranks that know it find a store at a port that the system chose."""
-    with pytest.raises(LaunchError, match=f"rank 0 cannot serve the store at 127.0.0.1:{server.port}"):
-        TcpStore("127.0.0.1", server.port, rank=0, deadline=soon())
-    with pytest.raises(PlanMismatchError, match="rank 0 is claimed by process"):
-        server.check_callers()
-
-
-def test_a_process_may_serve_again_where_it_served() -> None:
-    """A program retries after an error, or after it has closed its communicator."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    first = TcpStore("127.0.0.1", port, rank=0, deadline=soon())
-    first.give_up(CommunicationError("a rank did not come"), 1)
-    second = TcpStore("127.0.0.1", port, rank=0, deadline=soon())
-    client = TcpStore("127.0.0.1", port, rank=1, deadline=soon())
-    client.set("key", b"1")
-    assert second.peek("key") == b"1"
-    second.close()
-    third = TcpStore("127.0.0.1", port, rank=0, deadline=soon())
-    assert third.peek("key") is None
-    third.close()
-
-
-def test_a_server_may_come_late_and_end_early() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    servers: list[TcpStore] = []
-    timer = threading.Timer(0.1, lambda: servers.append(TcpStore("127.0.0.1", port, rank=0, deadline=soon())))
-    timer.start()
-    client = TcpStore("127.0.0.1", port, rank=1, deadline=soon())
-    timer.join()
-    client.set("key", b"1")
-    assert servers[0].peek("key") == b"1"
-    servers[0].close()
-    for _ in range(2):
-        with pytest.raises(PeerLostError) as raised:
-            client.peek("key")
-        assert raised.value.rank == 0
-
-
-def test_a_foreign_store_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(100)
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        port = listener.getsockname()[1]
-        with pytest.raises(CommunicationError, match=f"127.0.0.1:{port} does not answer as a store of this"):
-            TcpStore("127.0.0.1", port, rank=1, deadline=soon())
-        thread.join()
-
-
-# ---- Ranks that are none -----------------------------------------------------------------------------------------
-
-
-def test_a_rank_of_another_version_is_reported_to_all(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Version, rank and sender are at fixed places of every request."""
-    server.check_callers()
-    line = b"BLINKST9 3 process%207%20on%20host-b%20with%20version%202.0 ? anything at all 12\n"
-    with socket.create_connection(("127.0.0.1", server.port), 10) as other:
-        other.sendall(line)
-        status, _, text = heard(other).partition(b"\n")
-    assert status.split() == [MAGIC.encode(), b"!", str(len(text)).encode()]
-    message = f"process {os.getpid()} on .* speaks {MAGIC} .* rank 3 .process 7 on host-b with version 2.0. BLINKST9"
-    assert re.search(message, text.decode())
-    with pytest.raises(PlanMismatchError, match=message):
-        server.check_callers()
-    monkeypatch.setattr("blinkccl.runtime.store.MAGIC", "BLINKST9")
-    assert server._server is not None
-    monkeypatch.setattr(server._server, "refused", lambda words: "a sentence")
-    with pytest.raises(PlanMismatchError, match="a sentence"):
-        TcpStore("127.0.0.1", server.port, rank=2, deadline=soon())
-
-
-@pytest.mark.parametrize("met", [False, True])
-def test_two_ranks_0_that_serve_find_each_other(server: TcpStore, monkeypatch: pytest.MonkeyPatch, met: bool) -> None:
-    """The second serves at its own host, though the ranks have another address; a running job is not disturbed."""
-    if met:
-        server.all_came()
-    monkeypatch.setattr("blinkccl.runtime.store.is_local", lambda host: False)
-    second = TcpStore("127.0.0.2", 0, rank=0, deadline=soon())
-    second.check_callers()  # its own connection works
-    second.serves_at("127.0.0.1")
-    second.port, second._next_look = server.port, 0.0
-    with pytest.raises(PlanMismatchError, match="rank 0 is claimed by process"):
-        second.check_callers()
-    second.close()
-    if met:
-        server.check_callers()
-        return
-    with pytest.raises(PlanMismatchError, match="rank 0 is claimed by process"):
-        server.check_callers()
-
-
-def test_late_ranks_get_the_reason_of_the_failure(server: TcpStore) -> None:
-    client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
-    server.give_up(PlanMismatchError("ranks want different things"), 2)
-    with pytest.raises(PlanMismatchError, match="ranks want different things"):
-        client.peek("key")
-    with pytest.raises(PlanMismatchError, match="ranks want different things"):
-        TcpStore("127.0.0.1", server.port, rank=2, deadline=soon())
-
-
-def test_a_group_that_fails_later_takes_nobody_the_store(server: TcpStore) -> None:
-    server.all_came()
-    server.give_up(PeerLostError(2), 5)
-    assert TcpStore("127.0.0.1", server.port, rank=1, deadline=soon()).peek("key") is None
-
-
-def test_a_rank_that_is_sent_away_comes_again(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
-    monkeypatch.setattr("blinkccl.runtime.store.MAX_THREADS", 0)
-    timer = threading.Timer(0.3, monkeypatch.setattr, ("blinkccl.runtime.store.MAX_THREADS", 512))
-    timer.start()
-    client.set("key", b"value")
-    assert server.peek("key") == b"value"
-    timer.join()
-
-
-def test_announced_bytes_take_no_memory(server: TcpStore) -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    before = resident()
-    crowd = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(100)]
-    for stranger in crowd:
-        stranger.sendall(f"{MAGIC} 1 a S 6b {MAX_VALUE_BYTES}\n".encode() + b"x")
-    assert TcpStore("127.0.0.1", server.port, rank=1, deadline=soon()).peek("k") is None
-    assert resident() - before < 32 << 20
-    for stranger in crowd:
-        stranger.close()
+    monkeypatch.delenv("BLINK_HOSTID", raising=False)
+    stores = [FileStore(tmp_path / "store"), TorchStore(Torchs())]
+    assert [store.addresses() for store in stores] == [[], []]
+    monkeypatch.setenv("BLINK_HOSTID", "a")
+    assert [store.addresses() for store in stores] == [["127.0.0.1"]] * 2
+    monkeypatch.setattr("blinkccl.runtime.store.own_address_towards", lambda host: f"mine towards {host}")
+    monkeypatch.setattr(Torchs, "host", "far")
+    assert stores[1].addresses() == ["mine towards far"]
 
 
 # ---- URLs ------------------------------------------------------------------------------------------------------

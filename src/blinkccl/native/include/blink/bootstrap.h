@@ -2,12 +2,11 @@
 //
 // Rank 0 is the coordinator; every other rank is a client with one connection to it. Ranks of one host use a UNIX
 // socket with an abstract name, ranks of several hosts use TCP; the messages are the same. Ranks need only an address
-// and a token. Rank 0 listens and publishes both through the launcher (torch's store, a file, …), or all ranks derive
-// them from something that they share (announce).
+// and a token. Rank 0 listens where all ranks look for it, or publishes both (torch's store, a file, …), or all ranks
+// derive them from something that they share (announce).
 //
 //   all_gather   Every rank contributes bytes and, on one host, descriptors, and receives those of all ranks. It has
-//   two
-//                phases: all ranks receive and confirm the data, then the coordinator commits. So either all ranks
+//                two phases: all ranks receive and confirm the data, then the coordinator commits. So either all ranks
 //                succeed or all get the error.
 //   failures     A rank that dies closes its connection. The coordinator notices and reports the rank, its process and
 //                the reason to all ranks. All ranks notice when the coordinator dies. Only the first cause is reported,
@@ -53,13 +52,13 @@ typedef struct blink_bootstrap_reason {
   char text[BLINK_BOOTSTRAP_TEXT];
 } blink_bootstrap_reason;
 
-// Rank 0 of `size` ranks listens at a new abstract name of this host, and also at `tcp` ("HOST:PORT"; port 0: a free
-// one) unless that is NULL. A rank that dies before all ranks have connected may be restarted within a second. This
+// Rank 0 of `size` ranks listens at `tcp` ("HOST:PORT"; port 0: a free one), or, if that is NULL, at a new abstract name
+// of this host. A rank that dies before all ranks have connected may be restarted within a second. This
 // function and the next two constructors return NULL and set `reason` on failure.
 blink_bootstrap* blink_bootstrap_listen(const char* tcp, const char* token, int size, blink_bootstrap_reason* reason);
-// The coordinator's address, to be published: "unix:NAME" or "unix:NAME tcp:HOST:PORT".
+// The coordinator's address: "unix:NAME" or "tcp:HOST:PORT".
 const char* blink_bootstrap_address(const blink_bootstrap* bootstrap);
-// Connects rank `rank` to the coordinator at one of those addresses: "unix:NAME" or "tcp:HOST:PORT".
+// Connects rank `rank` to the coordinator at such an address.
 blink_bootstrap* blink_bootstrap_connect(const char* address, const char* token, int rank, int size,
                                          blink_bootstrap_reason* reason);
 // All ranks know `token` and are on one host. Every rank listens at a name derived from the token. So the coordinator
@@ -79,7 +78,7 @@ size_t blink_bootstrap_bytes(const blink_bootstrap* bootstrap, int rank, const v
 int blink_bootstrap_descriptors(blink_bootstrap* bootstrap, int rank, int* descriptors, int capacity);
 
 // Reports to the other ranks that this rank fails, for `reason`. Afterwards `reason` is the first known cause, which
-// may be another rank's. Takes at most half a second.
+// may be another rank's. Takes at most half a second, and at a port to which ranks have yet to come a second more.
 void blink_bootstrap_fail(blink_bootstrap* bootstrap, blink_bootstrap_reason* reason);
 // The reason of the last error.
 void blink_bootstrap_cause(const blink_bootstrap* bootstrap, blink_bootstrap_reason* reason);
