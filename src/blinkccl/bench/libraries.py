@@ -155,9 +155,9 @@ _WAIT = timedelta(seconds=120)
 
 
 class GlooLibrary:
-    """A gloo process group, named by ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    """A process group of torch, named by ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "gloo") -> None:
         try:
             torch: Any = import_module("torch")
         except ImportError:
@@ -165,12 +165,12 @@ class GlooLibrary:
         if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
             raise UnsupportedError("this torch was built without gloo")
         torch.set_num_threads(1)
-        torch.distributed.init_process_group("gloo", timeout=_WAIT)
+        torch.distributed.init_process_group(backend, timeout=_WAIT)
         self._torch = torch
         self._dist = torch.distributed
         self.rank: int = self._dist.get_rank()
         self.size: int = self._dist.get_world_size()
-        self.title = f"gloo (torch {torch.__version__})"
+        self.title = f"{backend} (torch {torch.__version__})"
 
     def close(self) -> None:
         """Leave the group."""
