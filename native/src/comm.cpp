@@ -37,6 +37,10 @@ constexpr int kSpinsCrowded = 16;
 constexpr std::int64_t kStreamYieldUs = 50;
 constexpr int kSpinsNetwork = 16;              // each spin moves messages
 constexpr std::int64_t kPollNetworkUs = 50;    // polling after the last message; longer polling starves network threads of the kernel
+constexpr std::int64_t kLostUs = 1'000;        // a longer yield gave the core to a program that computes;
+constexpr int kRareYields = 50;                // after fewer short ones it does so again:
+constexpr std::int64_t kBusyUs = 100'000;      // for this time the rank does not yield, and polls
+constexpr std::int64_t kPollBusyUs = 10;       // less, because a rank that sleeps and wakes takes precedence
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
 constexpr std::int64_t kDyingUs = 1'000'000;    // within this time a dying process has released its locks
 
@@ -322,6 +326,20 @@ bool blink_comm::crowded() const {
   return false;
 }
 
+// Lets a rank that polls on the same core go on. A program that computes keeps a yielded core for milliseconds; without
+// one, long yields are rare.
+void blink_comm::yield_to_ranks(std::int64_t now) {
+  sched_yield();
+  ++stats_.yields;
+  const std::int64_t after = now_us();
+  if (after - now <= kLostUs) {
+    ++short_yields_;
+    return;
+  }
+  if (short_yields_ < kRareYields) busy_until_us_ = after + kBusyUs;
+  short_yields_ = 0;
+}
+
 int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {
   if (polling_) return not_yet(ready, context, site);
   const std::int64_t began = now_us();
@@ -341,7 +359,11 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
       if ((code = check_network(site.peer)) != BLINK_OK) break;
       if (network_->progress()) moved = now_us();
       now = now_us();
-      if (now - moved < kPollNetworkUs) continue;
+      const bool shares = now < busy_until_us_;  // its core
+      if (now - moved < (shares ? kPollBusyUs : kPollNetworkUs)) {
+        if (!shares) yield_to_ranks(now);
+        continue;
+      }
     } else if (now - began < yield_us_ && !in_vain) {
       sched_yield();
       ++stats_.yields;

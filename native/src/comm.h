@@ -233,6 +233,7 @@ struct blink_comm {
   int keep_end(blink_error error);
   int check_signatures();
   bool interrupted();
+  void yield_to_ranks(std::int64_t now);
   std::int64_t let_others_go_on(std::int64_t pause_us);
   void spread(std::int64_t now);
   bool crowded() const;
@@ -252,7 +253,8 @@ struct blink_comm {
   static constexpr int kSpinsShared = 64;  // a microsecond
   static constexpr int kSpinsUnrecorded = 256;
   int usual_spins_, spins_;  // polls before a wait counts as long: the usual number, and the current one
-  std::int64_t yield_us_;
+  std::int64_t yield_us_, busy_until_us_ = 0;
+  int short_yields_ = 0;  // since the last long one
   // Changed by the collectives' thread only, but read by other threads for their errors.
   std::atomic<std::uint64_t> sequence_{0};
   std::atomic<std::int64_t> started_us_{0};  // begin of the call's first long wait; 0: none;

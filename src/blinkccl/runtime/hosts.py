@@ -29,7 +29,9 @@ MEMORY_RATIO = 8
 BUSY = Fraction(1, 4)
 #: Assumed time of a message in shared memory, in seconds.
 LOCAL_S = 1e-6
-LEAST_CHUNK, MOST_CHUNK = 32 * KIB, 512 * KIB
+#: Assumed time that a chunk costs its ends beside its bytes, in messages: an offer, its answer and a wait.
+HANDSHAKE = 4
+LEAST_CHUNK, MOST_CHUNK = 32 * KIB, 1024 * KIB
 #: Candidates beside ``optimal``: fewer messages one after another for more bytes.
 _CANDIDATES = {
     "allreduce": ("one_shot", "one_hop", "three_phase", "ring"),
@@ -100,7 +102,7 @@ class Cost:
     def chunk_bytes(self, program: Program, hosts: Hosts, nbytes: int) -> int:
         """The chunk for which filling the pipeline and sending cost the same: √(S · rate · latency / chain)."""
         chain, load, _ = _weights(program, hosts)
-        a_message = self.bytes_per_s * self.message_s * float(BUSY)
+        a_message = self.bytes_per_s * self.message_s * HANDSHAKE
         best = int((float(load) * nbytes * a_message / max(1.0, float(chain[0]))) ** 0.5)
         return max(LEAST_CHUNK, min(MOST_CHUNK, best // (4 * KIB) * 4 * KIB))
 
