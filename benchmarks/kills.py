@@ -1,9 +1,11 @@
 """Random kills of ranks at random moments: all others must report the killed rank in time.
 
     python benchmarks/kills.py [-n 1000] [--seed 0] [--limit 2.0] [--only "shared arrays"]
+    sudo python benchmarks/kills.py --hosts [-n 200]
 
 Each kill has a job of its own: 2 to 5 processes repeat one of the activities below, and one of them gets SIGKILL. All
-others must raise PeerLostError with its rank. The table has the time from the signal to the last error, by activity.
+others must raise PeerLostError with its rank. With ``--hosts`` they are on two hosts, the network namespaces of
+benchmarks/several_hosts.py. The table has the time from the signal to the last error, by activity.
 Exit code 1: an error was missing or wrong, or later than the limit.
 """
 
@@ -18,17 +20,19 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+import several_hosts
 
 import blinkccl
 from blinkccl.errors import PeerLostError
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.store import open_store
+from blinkccl.runtime.store import FileStore
 
 CONTEXT = multiprocessing.get_context("forkserver")
 #: Timeout of all waits; a rank that does not detect a kill reaches it.
@@ -105,11 +109,15 @@ WORK: dict[str, Callable[[Communicator, random.Random], None]] = {
 }
 
 
-def rank_until_lost(connection: Connection, url: str, rank: int, size: int, work: str, seed: int) -> None:
+def rank_until_lost(
+    connection: Connection, directory: Path, rank: int, size: int, work: str, seed: int, host: str | None
+) -> None:
     """Run a rank until an error; send the lost rank and the time, or the other error."""
     lost, other = -1, ""
     try:
-        store = open_store(url, rank, time.monotonic() + DEADLINE_S)
+        if host is not None:
+            several_hosts.enter(host)
+        store = FileStore(directory) if host is None else several_hosts.SharedDirectory(directory)
         comm = Communicator.create(store, rank, size, deadline_s=DEADLINE_S)
         store.set(f"working/{rank}", b"")
         rng = random.Random(seed)
@@ -133,15 +141,17 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
 
-def kill_one(directory: Path, work: str, rng: random.Random, tally: Tally) -> None:
-    """Run one job with one kill."""
+def kill_one(directory: Path, work: str, rng: random.Random, tally: Tally, hosts: Sequence[str]) -> None:
+    """Run one job with one kill, on this host or on ``hosts``."""
     size = rng.randrange(2, 6)
+    first = rng.randrange(1, size)  # the ranks of the first host
+    places = [hosts[rank >= first] if hosts else None for rank in range(size)]
     victim = rng.randrange(size)
     pipes = [CONTEXT.Pipe(duplex=False) for _ in range(size)]
     seed = rng.randrange(1 << 30)
     ranks = [
         CONTEXT.Process(
-            target=rank_until_lost, args=(sender, f"file://{directory}", rank, size, work, seed), daemon=True
+            target=rank_until_lost, args=(sender, directory, rank, size, work, seed, places[rank]), daemon=True
         )
         for rank, (_, sender) in enumerate(pipes)
     ]
@@ -194,15 +204,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=WORK, help="activity of jobs (default: all in turn)")
     parser.add_argument("--limit", type=float, default=2.0, help="seconds in which all must have heard (default 2)")
+    parser.add_argument("--hosts", action="store_true", help="ranks on two hosts (needs root, ip and tc)")
     arguments = parser.parse_args()
     CONTEXT.set_forkserver_preload(["blinkccl.runtime.communicator", "blinkccl.runtime.store"])
     rng = random.Random(arguments.seed)
     tallies = {work: Tally() for work in ([arguments.only] if arguments.only else WORK)}
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
+    with ExitStack() as undo:
+        scratch = undo.enter_context(tempfile.TemporaryDirectory())
+        hosts = undo.enter_context(several_hosts.hosts(2, 0)) if arguments.hosts else ()
         for number in range(arguments.n):
             work = list(tallies)[number % len(tallies)]
-            kill_one(Path(scratch) / str(number), work, rng, tallies[work])
+            kill_one(Path(scratch) / str(number), work, rng, tallies[work], hosts)
             if number == 0:  # the server that forks ranks is there now
                 descriptors = len(os.listdir("/proc/self/fd"))
     return report(tallies, arguments.limit, time.monotonic() - began, len(os.listdir("/proc/self/fd")) - descriptors)

@@ -18,6 +18,7 @@ Needs root, ``ip``, ``tc`` and torch. Open MPI is the one on PATH, or in ``--ope
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import json
 import os
@@ -48,6 +49,7 @@ from blinkccl.bench.sizes import block_count
 from blinkccl.bench.worker import serve
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, UnsupportedError
+from blinkccl.runtime.store import FileStore
 
 Layout = tuple[int, ...]
 
@@ -131,6 +133,29 @@ def hosts(count: int, mbits: float) -> Iterator[list[str]]:
 
 def address(host: int) -> str:
     return f"{NETWORK}.{host + 1}"
+
+
+#: Numbers of Linux: a new network, new mounts, and mounts that stay inside (private, with all below).
+_NEW_NETWORK, _NEW_MOUNTS, _INSIDE, _DETACHED = 0x40000000, 0x20000, 1 << 18 | 1 << 14, 2
+
+
+def enter(name: str) -> None:
+    """Move this process into a namespace, as ``ip netns exec`` does; UCX then sends over TCP alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{name}") as namespace:
+        done = libc.setns(namespace.fileno(), _NEW_NETWORK) or libc.unshare(_NEW_MOUNTS)
+    # UCX looks for devices in /sys, which shows those of the namespace that it was mounted in.
+    done = done or libc.mount(b"", b"/", None, _INSIDE, None) or libc.umount2(b"/sys", _DETACHED)
+    if done or libc.mount(b"sys", b"/sys", b"sysfs", 0, None):
+        raise OSError(ctypes.get_errno(), f"cannot enter {name}")
+    os.environ["UCX_TLS"] = "tcp"  # not the memory that both namespaces share in truth
+
+
+class SharedDirectory(FileStore):
+    """A directory as the store of ranks on both hosts; rank 0 is on the first one."""
+
+    def addresses(self) -> list[str]:
+        return [address(0)]
 
 
 def on(host: str, *command: str) -> list[str]:

@@ -18,6 +18,7 @@ constexpr int kCrowdedMs = 2;         // before another attempt to send descript
 constexpr double kFarewellS = 0.25;   // for notifying all ranks of a failure
 constexpr double kLateS = 1;          // for those that come to a port after a failure
 constexpr double kAgainS = 1;         // for restarting a rank that ended before all had arrived
+constexpr double kSilentS = 1;        // from the beginning of a round until an error names the ranks without an answer
 
 // The coordinator's timeout is slightly shorter, so that its decision reaches the ranks before theirs.
 Deadline decision(const Deadline& deadline) {
@@ -43,6 +44,7 @@ Coordinator::Coordinator(const std::string& token, int size, Socket listener, bo
 
 void Coordinator::begin() {
   decide_ = decision(deadline_);
+  silent_ = Deadline(kSilentS);
   phase_ = Phase::kGather;
   for (Seat& each : seats_) {
     each.spoken = each.acked = false;
@@ -383,6 +385,7 @@ void Coordinator::look() {
     Channel::Got got = Channel::Got::kNothing;
     bool silent = true;
     while (channel != nullptr && (got = channel->take(&frame)) == Channel::Got::kFrame) {
+      seat(rank).spoken = seat(rank).spoken || frame.type == Frame::kWords;
       silent = silent && frame.type != Frame::kLeave && frame.type != Frame::kAbort;
       if (frame.type == Frame::kAbort && Cause::unpack(frame.body, &cause)) said.push_back(cause);
     }
@@ -395,7 +398,16 @@ void Coordinator::look() {
   if (!said.empty()) fail_here(first == said.end() ? said[0] : *first);
 }
 
+// The host of a silent rank may be gone, which the rank that reports a failure cannot know.
+void Coordinator::add_silent() {
+  if (cause_.status != BLINK_BOOTSTRAP_FAILED || round_ <= 1 || !silent_.passed()) return;
+  look();
+  const std::vector<std::int32_t> silent = absent();
+  if (!silent.empty()) cause_.text += "; rank 0 gets no answer from " + ranks_named(silent);
+}
+
 void Coordinator::tell() {
+  add_silent();
   const auto body = std::make_shared<const std::string>(cause_.packed());
   std::vector<std::unique_ptr<Channel>> told;
   // First at the listeners of absent ranks, which read them when they find no coordinator; its own close afterwards.

@@ -54,6 +54,7 @@ class Coordinator final : public Participant {
   void probe_absent();
   void time_out();
   void tell_late(const std::shared_ptr<const std::string>& body);
+  void add_silent();
   std::vector<std::int32_t> absent() const;
   Cause blame(int status, int rank, const std::string& text) const;
   void fail_claimed(const Hello& first, const Hello& second);
@@ -66,7 +67,7 @@ class Coordinator final : public Participant {
   std::vector<Seat> seats_;                          // by rank; rank 0 has no channel
   Others others_;                                    // refused processes of other users
   Phase phase_ = Phase::kGather;
-  Deadline decide_{0};
+  Deadline decide_{0}, silent_{0};
   int most_size_;  // the largest number of ranks that any hello had
 };
 

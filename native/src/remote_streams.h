@@ -26,13 +26,15 @@ class RemoteStreams {
 
   Worker& worker() { return *worker_; }
   void set_rank(int rank) { rank_ = rank; }
+  // Greets a peer. UCX needs both ends to connect: flush() waits for the peer's greeting, so later writes need no answer.
+  void connect(int peer, const void* address);
 
   // Moves 1 to `bytes` bytes, or 0 at the timeout; kLost after a broken connection. A wait ends early if `ended` is true.
   static constexpr std::int64_t kLost = -1;
   using Ended = std::function<bool()>;
   std::int64_t write(int peer, const void* data, std::size_t bytes, std::int64_t wait_us, const Ended& ended);
   std::int64_t read(int peer, void* data, std::size_t bytes, std::int64_t wait_us, const Ended& ended);
-  // 1 if all written bytes have left this process, 0 at the timeout, or kLost.
+  // 1 if the peer receives all written bytes even if this rank leaves now, 0 at the timeout, or kLost.
   std::int64_t flush(int peer, std::int64_t wait_us, const Ended& ended);
 
  private:
@@ -41,6 +43,7 @@ class RemoteStreams {
     std::size_t bytes;
   };
   struct Peer {
+    bool met = false;                       // its greeting has come
     std::uint64_t written = 0, taken = 0;   // bytes written here, and read by the peer as far as it has reported;
     std::uint64_t read = 0, reported = 0;   // bytes read here, and reported to the peer;
     std::map<std::uint64_t, Piece> pieces;  // unread bytes, by their place in the stream

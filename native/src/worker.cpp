@@ -24,15 +24,15 @@ constexpr std::int64_t kCloseUs = 1'000'000;  // most time for connections to cl
 // Copies: a rank leaves UCX alone between calls, so a message may be done only when the kernel has all of its bytes. UCX
 // reports a copied message as done at once, although over TCP the copy may wait for room in the socket; and a flush waits
 // for the peer's next call. Without copies the report is exact. With an RDMA card, copies stay: the card sends them by
-// itself, and messages without copies would need registered memory.
-void settle(const ucx::Library& ucp, void* settings) {
+// itself, and messages without copies would need registered memory. Returns whether reports are exact.
+bool settle(const ucx::Library& ucp, void* settings) {
   const auto set = [&](const char* variable, const char* value) {
     const std::string name = std::string("UCX_") + variable;
-    if (getenv(name.c_str()) == nullptr) ucp.config_modify(settings, variable, value);
+    return getenv(name.c_str()) == nullptr && ucp.config_modify(settings, variable, value) == ucx::kOk;
   };
   set("KEEPALIVE_INTERVAL", "inf");
   std::error_code none;
-  if (!std::filesystem::exists("/sys/class/infiniband", none)) set("ZCOPY_THRESH", "0");
+  return !std::filesystem::exists("/sys/class/infiniband", none) && set("ZCOPY_THRESH", "0");
 }
 
 std::nullptr_t failed(blink_error& why, const ucx::Library& ucp, const char* step, ucx::Status status) {
@@ -49,7 +49,7 @@ std::shared_ptr<UcxContext> UcxContext::open(const char* file, blink_error& why)
   void* settings = nullptr;
   ucx::Status status = library->config_read(nullptr, nullptr, &settings);
   if (status != ucx::kOk) return failed(why, *library, "read its settings (UCX_*)", status);
-  settle(*library, settings);
+  made->reports_exactly_ = settle(*library, settings);
   ucx::ContextParameters parameters{};
   parameters.mask = ucx::kFeatures;
   parameters.features = ucx::kActiveMessages | ucx::kWakeup;
@@ -140,7 +140,8 @@ void Worker::sleep(int bell, std::int64_t us) const {
 void Worker::close(bool orderly) {
   ucx::RequestParameters parameters{};
   parameters.mask = ucx::kFlags;
-  parameters.flags = orderly ? 0 : ucx::kCloseAtOnce;
+  // A flush would wait for each peer's next call. It is needed only for messages that are done but still in a buffer.
+  parameters.flags = orderly && !context_->reports_exactly() ? 0 : ucx::kCloseAtOnce;
   std::vector<void*> closing;
   for (auto& [peer, endpoint] : endpoints_) {
     if (endpoint.handle == nullptr) continue;

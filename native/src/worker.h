@@ -25,12 +25,15 @@ class UcxContext {
 
   const ucx::Library& ucp() const { return library_; }
   void* handle() const { return handle_; }
+  // True if the kernel has all bytes of a message that is done.
+  bool reports_exactly() const { return reports_exactly_; }
 
  private:
   explicit UcxContext(const ucx::Library& library) : library_(library) {}
 
   const ucx::Library& library_;
   void* handle_ = nullptr;
+  bool reports_exactly_ = false;
 };
 
 class Worker {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job import PATIENT_S, Job, Ran, Start
+import several_hosts
+from job import Job, Ran, Start
 
 from blinkccl.engines import native_library
 from blinkccl.errors import UnsupportedError
@@ -15,20 +19,33 @@ from blinkccl.errors import UnsupportedError
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a job: ``start(size, function, *arguments, deadline_s=…)``."""
+    """Return a function that starts a job: ``start(size, function, *arguments, deadline_s=…, on=…)``."""
     try:
         native_library.load()
     except UnsupportedError as reason:
         pytest.skip(str(reason))
     jobs: list[Job] = []
 
-    def begin(size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = PATIENT_S) -> Job:
-        jobs.append(Job(tmp_path / f"job{len(jobs)}", size, function, *arguments, deadline_s=deadline_s))
+    def begin(size: int, function: Callable[..., Any], *arguments: Any, **options: Any) -> Job:
+        jobs.append(Job(tmp_path / f"job{len(jobs)}", size, function, *arguments, **options))
         return jobs[-1]
 
     yield begin
     for job in jobs:
         job.end()
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Return the names of two network namespaces at ``several_hosts.NETWORK``, .1 and .2; removed at the end."""
+    if os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
+        pytest.skip("needs root, ip and tc")
+    with ExitStack() as undo:
+        try:
+            names = undo.enter_context(several_hosts.hosts(2, 0))
+        except SystemExit as reason:
+            pytest.skip(f"no network namespace can be made here: {reason}")
+        yield names
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import several_hosts
 from rank_processes import Outcome, RankProcess, outcomes
 
 from blinkccl.runtime.communicator import Communicator
@@ -27,21 +28,32 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def member(
-    url: str, rank: int, size: int, deadline_s: float, function: Callable[..., Any], arguments: Sequence[Any]
+    url: str,
+    rank: int,
+    size: int,
+    deadline_s: float,
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    host: str = "",
 ) -> Any:
-    """Run one rank's process."""
+    """Run one rank's process, in the namespace ``host`` if one is given."""
+    if host:
+        several_hosts.enter(host)
+    store = several_hosts.SharedDirectory(url.removeprefix("file://")) if host else None
     try:
-        with open_communicator(url, rank, size, deadline_s) as comm:
+        with open_communicator(url, rank, size, deadline_s, store) as comm:
             return function(comm, *arguments)
     except KeyboardInterrupt as error:
         raise Interrupted(str(error)) from None
 
 
-def open_communicator(url: str, rank: int, size: int, deadline_s: float = PATIENT_S) -> closing[Communicator]:
+def open_communicator(
+    url: str, rank: int, size: int, deadline_s: float = PATIENT_S, store: Store | None = None
+) -> closing[Communicator]:
     """Return a communicator for a ``with`` statement; its ``store`` is for words to the test and to other ranks."""
-    store = open_store(url, rank, time.monotonic() + deadline_s)
-    comm = Communicator.create(store, rank, size, deadline_s=deadline_s)
-    comm.store = store
+    opened = store or open_store(url, rank, time.monotonic() + deadline_s)
+    comm = Communicator.create(opened, rank, size, deadline_s=deadline_s)
+    comm.store = opened
     return closing(comm)
 
 
@@ -59,15 +71,25 @@ def wait_for(store: Store, key: str) -> bytes:
 
 
 class Job:
-    """Ranks that run ``function(communicator, *arguments)``, each in a process of its own; the store is a directory."""
+    """Ranks that run ``function(communicator, *arguments)``, each in a process of its own; the store is a directory.
+
+    ``on`` names a namespace for each rank; without it all ranks are on this host.
+    """
 
     def __init__(
-        self, directory: Path, size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = PATIENT_S
+        self,
+        directory: Path,
+        size: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        deadline_s: float = PATIENT_S,
+        on: Sequence[str] = (),
     ) -> None:
         self.url = f"file://{directory}"
         self.store = FileStore(directory)
         self.ranks = [
-            RankProcess(member, self.url, rank, size, deadline_s, function, arguments) for rank in range(size)
+            RankProcess(member, self.url, rank, size, deadline_s, function, arguments, host)
+            for rank, host in enumerate(on or [""] * size)
         ]
 
     def pid(self, rank: int) -> int:

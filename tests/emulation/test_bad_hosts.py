@@ -1,51 +1,317 @@
-"""Hosts that start the wrong ranks, in two network namespaces: every rank reports the error, by the deadline."""
+"""Faults between two hosts, which are network namespaces: all ranks report the error by the deadline; nothing is left.
+
+Ranks 0 and 1 are on the first host, ranks 2 and 3 on the second.
+"""
 
 from __future__ import annotations
 
-import json
+import ctypes
 import os
-import shutil
+import random
+import signal
+import socket
 import subprocess
-import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
+import several_hosts
+from job import Start, tell
+from rank_processes import RankProcess, outcomes
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "several_hosts.py"
-RANKS = Path(__file__).with_name("bad_hosts.py")
+import blinkccl
+from blinkccl.errors import BlinkError, CommunicationError, DeadlineError
+from blinkccl.runtime import peer_info
+from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.store import JobPort
 
-pytestmark = pytest.mark.timeout(60)
+PORT = 29461
+DEADLINE_S = 2.0
 
-
-def said(ranks: str, size: int, wait_s: float) -> dict[tuple[str, int], str]:
-    """Return the messages of the ranks of both hosts, by host and rank."""
-    if os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
-        pytest.skip("needs root, ip and tc")
-    command = f"exec {sys.executable} {RANKS} {ranks} {size} 29461 {wait_s}"
-    options = ["--mbits", "1000", "--limit", "40", "--exec", command]
-    done = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, timeout=50)
-    if "netns add" in done.stderr:
-        pytest.skip(f"no network namespace can be made here: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert all(row["late_s"] < 2 for row in rows), rows
-    return {(row["host"], row["rank"]): row["text"] for row in rows}
+pytestmark = pytest.mark.timeout(90)
 
 
-def test_ranks_of_two_hosts_meet() -> None:
-    texts = said("0,1/2", 3, 15)
-    assert set(texts) == {("0", 0), ("0", 1), ("1", 2)}
-    assert set(texts.values()) == {"met 2 hosts"}
+def four(hosts: Sequence[str]) -> list[str]:
+    """Return the host of each of four ranks."""
+    return [host for host in hosts for _ in range(2)]
 
 
-@pytest.mark.parametrize(("ranks", "twice"), [("0,1/1", 1), ("0,1/0", 0)])
-def test_a_rank_on_both_hosts_is_named_on_all(ranks: str, twice: int) -> None:
-    texts = said(ranks, 3, 15)
-    assert len(texts) == 3
-    for text in texts.values():
+# ---- the wrong ranks
+
+
+def joins(host: str, rank: int, size: int, wait_s: float, late_s: float = 0.0, identity: int = 0) -> tuple[str, float]:
+    """Return the result of a rank that makes a communicator, and its seconds past the deadline.
+
+    ``identity``, if not 0, replaces the number of the namespace, as on the clone of a running machine.
+    """
+    several_hosts.enter(host)
+    time.sleep(late_s)
+    number = peer_info.namespace
+    deadline = time.monotonic() + wait_s
+    with patch.object(peer_info, "namespace", (lambda _: identity) if identity else number):
+        try:
+            port = JobPort(several_hosts.address(0), PORT)
+            with closing(Communicator.create(port, rank, size, deadline_s=wait_s)) as comm:
+                text = f"met {len({peer.host for peer in comm.group.peers})} hosts"
+        except BlinkError as error:
+            text = f"{type(error).__name__}: {error}"
+    return text, time.monotonic() - deadline
+
+
+def reports(ranks: Sequence[RankProcess]) -> list[str]:
+    values = [outcome.value for outcome in outcomes(ranks)]
+    assert all(late_s < 2 for _, late_s in values), values
+    return [text for text, _ in values]
+
+
+def test_a_late_host_is_waited_for(hosts: list[str]) -> None:
+    ranks = [RankProcess(joins, host, rank, 4, 15, rank // 2) for rank, host in enumerate(four(hosts))]
+    assert set(reports(ranks)) == {"met 2 hosts"}
+
+
+@pytest.mark.parametrize("twice", [0, 1])
+def test_a_rank_on_both_hosts_is_named_on_all(hosts: list[str], twice: int) -> None:
+    places = [(hosts[0], 0), (hosts[0], 1), (hosts[1], twice)]
+    for text in reports([RankProcess(joins, host, rank, 3, 15) for host, rank in places]):
         assert text.startswith(f"PlanMismatchError: rank {twice} is claimed by process "), text
 
 
-def test_a_host_that_never_comes_is_named_by_its_ranks() -> None:
-    for text in said("0,1/", 4, 2.5).values():
+def test_a_host_that_never_comes_is_named_by_its_ranks(hosts: list[str]) -> None:
+    for text in reports([RankProcess(joins, hosts[0], rank, 4, 2.5) for rank in range(2)]):
         assert text.startswith("RendezvousTimeout: missing ranks 2, 3, present ranks 0, 1: "), text
+
+
+def test_two_hosts_of_one_identity_are_named_on_all(hosts: list[str]) -> None:
+    ranks = [RankProcess(joins, host, rank, 4, 15, 0, 7) for rank, host in enumerate(four(hosts))]
+    for text in reports(ranks):
+        assert text.startswith("PlanMismatchError: rank "), text
+        assert "give each host a different BLINK_HOSTID" in text, text
+
+
+# ---- networks that fail
+
+
+def works(comm: Communicator, elements: int) -> float:
+    array = np.ones(elements, np.float32)
+    comm.allreduce(array)
+    tell(comm, "working")
+    try:
+        while True:
+            comm.allreduce(array, deadline_s=DEADLINE_S)
+    except DeadlineError as error:
+        late = str(error)
+    silent = "rank 0 gets no answer from ranks 2, 3" if comm.rank < 2 else "rank 0 has not confirmed that all ranks"
+    assert silent in late, late
+    return time.monotonic()
+
+
+def cut_link(host: str) -> None:
+    several_hosts.run("ip", "-n", host, "link", "set", "nic", "down")
+
+
+def lose_packets(host: str) -> None:
+    """Send the packets for the first host to an address that no interface has."""
+    neighbour = f"{several_hosts.address(0)} lladdr 02:00:00:00:00:99 dev nic"
+    several_hosts.run("ip", "-n", host, "neigh", "replace", *neighbour.split())
+
+
+@pytest.mark.parametrize("elements", [16, 1_000_000])
+@pytest.mark.parametrize("fail", [cut_link, lose_packets])
+def test_a_host_without_a_network_is_named_by_the_deadline(
+    start: Start, hosts: list[str], fail: Callable[[str], None], elements: int
+) -> None:
+    job = start(4, works, elements, on=four(hosts))
+    job.hear("working")
+    time.sleep(0.2)
+    began = time.monotonic()
+    fail(hosts[1])
+    assert max(job.values()) - began < DEADLINE_S + 2
+
+
+def computes(comm: Communicator, seconds: float) -> float:
+    """The last rank computes and lets no other thread run; the others have messages for it meanwhile."""
+    array = np.ones(1_000_000)
+    comm.barrier()
+    sent = [comm.send(array, 3, wait=False) for _ in range(2)] if comm.rank == 0 else []
+    if comm.rank == 3:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # with the interpreter's lock
+    comm.allreduce(array)
+    if comm.rank == 3:
+        for _ in range(2):
+            comm.recv(np.empty_like(array), 0)
+    for future in sent:
+        future.result(10)
+    comm.barrier()
+    return float(array[0])
+
+
+def test_a_rank_that_computes_is_not_taken_for_dead(start: Start, hosts: list[str]) -> None:
+    assert start(4, computes, 3.0, on=four(hosts)).values() == [4.0] * 4
+
+
+def calls_for(comm: Communicator, seconds: float) -> int:
+    array, ends, calls = np.ones(5000), np.zeros(1), 0
+    tell(comm, "working")
+    until = time.monotonic() + seconds
+    while not ends[0]:
+        ends[0] = time.monotonic() > until
+        comm.allreduce(ends, op="max")
+        comm.allreduce(np.ones(5000), array)
+        assert (array == comm.size).all()
+        calls += 1
+    return calls
+
+
+def disturb(host: str, place: int, connections: int) -> int:
+    """Connect to every port of a host, also UCX's, and send anything or nothing."""
+    several_hosts.enter(host)
+    listed = subprocess.run(["ss", "-Htln"], capture_output=True, text=True, check=True, timeout=10).stdout
+    ports = sorted({int(line.split()[3].rpartition(":")[2]) for line in listed.splitlines()})
+    rng, left, made = random.Random(place), [], 0
+    for number in range(connections):
+        try:
+            address = "127.0.0.1" if number // len(ports) % 2 else several_hosts.address(place - 1)
+            left.append(socket.create_connection((address, ports[number % len(ports)]), 2))
+            left[-1].sendall(rng.choice([b"", b"GET / HTTP/1.0\r\n\r\n", bytes(300), rng.randbytes(3000)]))
+            made += 1
+        except OSError:  # not at this address, or hung up
+            continue
+        if len(left) > 50:
+            left.pop(rng.randrange(50)).close()
+    return made
+
+
+def test_strangers_on_every_port_change_nothing(start: Start, hosts: list[str]) -> None:
+    job = start(4, calls_for, 3.0, on=four(hosts))
+    job.hear("working")
+    strangers = [RankProcess(disturb, host, place, 400) for place, host in enumerate(hosts, 1)]
+    assert all(outcome.value > 50 for outcome in outcomes(strangers))
+    assert min(job.values()) > 10
+
+
+# ---- addresses and names
+
+
+def once(host: str, rank: int, environ: dict[str, str], names: str = "") -> float:
+    """Return the sum of four ones by ``blinkccl.init()``; ``names`` replaces the host's /etc/hosts."""
+    several_hosts.enter(host)
+    if names:
+        bind = 4096
+        assert ctypes.CDLL(None).mount(os.fsencode(names), b"/etc/hosts", None, bind, None) == 0
+    os.environ.update(environ, BLINK_RANK=str(rank), BLINK_WORLD_SIZE="4", BLINK_TIMEOUT="15")
+    with closing(blinkccl.init()) as comm:
+        return float(comm.allreduce(np.ones(3))[0])
+
+
+def test_a_name_of_127_0_1_1_leads_to_rank_0(hosts: list[str], tmp_path: Path) -> None:
+    """The first host's own name is an address of its loopback interface, as on Debian."""
+    for place, address in enumerate(("127.0.1.1", several_hosts.address(0))):
+        (tmp_path / str(place)).write_text(f"127.0.0.1 localhost\n{address} first\n")
+    place = {"BLINK_STORE": f"tcp://first:{PORT}"}
+    ranks = [RankProcess(once, host, r, place, str(tmp_path / str(r // 2))) for r, host in enumerate(four(hosts))]
+    assert [outcome.value or outcome.error for outcome in outcomes(ranks)] == [4.0] * 4
+
+
+def test_ipv6_alone_is_enough(hosts: list[str]) -> None:
+    for place, host in enumerate(hosts, 1):
+        for device in ("nic", "lo"):
+            several_hosts.run("ip", "-n", host, "-4", "addr", "flush", "dev", device)
+        several_hosts.run("ip", "-n", host, "addr", "add", f"fd00::{place}/64", "dev", "nic", "nodad")
+    ranks = [
+        RankProcess(once, host, r, {"BLINK_STORE": f"tcp://[fd00::1]:{PORT}"}) for r, host in enumerate(four(hosts))
+    ]
+    assert [outcome.value or outcome.error for outcome in outcomes(ranks)] == [4.0] * 4
+
+
+# ---- ranks that end
+
+
+def is_interrupted(comm: Communicator, elements: int) -> str:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    array = np.ones(elements)
+    comm.allreduce(array)
+    tell(comm, "working")
+    try:
+        while True:
+            comm.allreduce(array)
+    except (KeyboardInterrupt, CommunicationError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("elements", [5, 3_000_000])
+def test_ctrl_c_on_one_host_ends_the_ranks_of_all(start: Start, hosts: list[str], elements: int) -> None:
+    job = start(4, is_interrupted, elements, on=four(hosts))
+    job.hear("working")
+    time.sleep(0.3)
+    job.signal(3, signal.SIGINT)
+    *others, own = job.values()
+    assert own == "KeyboardInterrupt: "
+    for text in others:
+        assert "rank 3 was interrupted by KeyboardInterrupt" in text, text
+
+
+def leaves_early(comm: Communicator, elements: int) -> Any:
+    """Rank 3 sends and leaves; the others, which come to it later, get everything."""
+    array = np.full(elements, 7.0)
+    comm.barrier()
+    if comm.rank == 3:
+        comm.broadcast(array, 3)
+        comm.send(array, 0)
+        began = time.monotonic()
+        comm.close()
+        return time.monotonic() - began
+    time.sleep(1.0)
+    arrays = [np.zeros(elements) for _ in range(2)]
+    comm.broadcast(arrays[0], 3)
+    if comm.rank == 0:
+        comm.recv(arrays[1], 3)
+    return [set(array) for array in arrays[: 1 + (comm.rank == 0)]]
+
+
+@pytest.mark.parametrize("elements", [4, 30_000, 1_000_000])
+def test_what_a_rank_sent_before_it_left_arrives(start: Start, hosts: list[str], elements: int) -> None:
+    first, *others, left_s = start(4, leaves_early, elements, on=four(hosts)).values()
+    assert first == [{7.0}, {7.0}]
+    assert others == [[{7.0}]] * 2
+    assert left_s < 1, "no rank waits for the others' next call"
+
+
+def sends_before_a_collective(comm: Communicator) -> list[float]:
+    array = np.full(100, float(comm.rank))
+    if comm.rank < 2:
+        comm.send(array, comm.rank + 2)
+    comm.barrier()
+    if comm.rank >= 2:
+        comm.recv(array, comm.rank - 2)
+    return list(set(array))
+
+
+def test_a_short_message_needs_no_call_of_its_receiver(start: Start, hosts: list[str]) -> None:
+    assert start(4, sends_before_a_collective, on=four(hosts), deadline_s=8).values() == [[0.0], [1.0]] * 2
+
+
+def opens_again_and_again(comm: Communicator) -> list[int]:
+    """Return the number of open files after each of some communicators; the first call opens those of the process."""
+    counts = []
+    for _ in range(3):
+        part = comm.split(0)
+        assert part is not None
+        part.allreduce(np.ones(100_000))
+        part.send(np.ones(9), (comm.rank + 2) % 4, wait=False)
+        part.recv(np.ones(9), (comm.rank + 2) % 4)
+        part.close()
+        comm.barrier()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return counts
+
+
+def test_a_closed_communicator_leaves_no_file(start: Start, hosts: list[str]) -> None:
+    before = set(os.listdir("/dev/shm"))
+    for counts in start(4, opens_again_and_again, on=four(hosts)).values():
+        assert counts[1:] == counts[:1] * 2, counts
+    assert set(os.listdir("/dev/shm")) <= before

@@ -156,10 +156,10 @@ class Bootstrap:
             reason = _Reason(_MISMATCH, self._rank, os.getpid(), str(error).encode()[:_TEXT_BYTES])
         elif isinstance(error, PeerLostError):
             reason = _Reason(_LOST, error.rank, error.pid or 0, error.message.encode()[:_TEXT_BYTES])
+        mine = reason.text
         _library().blink_bootstrap_fail(self._handle, c.byref(reason))
-        if reason.rank == self._rank or not isinstance(error, CommunicationError):
-            return error
-        return self._cause()
+        unchanged = reason.rank == self._rank and reason.text == mine
+        return error if unchanged or not isinstance(error, CommunicationError) else self._cause()
 
     def close(self) -> None:
         """Leave in order, unless there was an error; may be called twice, also in a forked child."""

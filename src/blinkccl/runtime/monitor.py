@@ -30,6 +30,8 @@ INTERVAL_S = 0.2
 #: Seconds that a rank waits for a better cause after its call has failed, or for the others' confirmation when it
 #: leaves.
 VERDICT_S = 1.5
+#: Age in seconds of the ranks' states from which they prove nothing.
+STALE_S = 1.0
 _LATE = "the deadline passed: "
 
 
@@ -61,6 +63,7 @@ class Monitor:
         self._bootstrap, self._rank, self._on_failure = bootstrap, rank, on_failure
         self._word, self._call = Word(), (0, "")
         self._words: Sequence[Word] = [Word()] * len(bootstrap.peers)
+        self._met_at = time.monotonic()
         self._agreements, self._agreed = 0, dict[int, list[bytes]]()
         self._told: BlinkError | None = None
         self._hurry, self._met = threading.Event(), threading.Condition()
@@ -97,6 +100,11 @@ class Monitor:
     def behind(self) -> list[int]:
         """The ranks that had not begun this rank's call when they last sent their state."""
         return [rank for rank, word in enumerate(self._words) if word.calls < self._call[0] and rank != self._rank]
+
+    def silent_s(self) -> float:
+        """Seconds since all ranks last answered; 0 if less than :data:`STALE_S`."""
+        age_s = time.monotonic() - self._met_at
+        return age_s if age_s > STALE_S else 0.0
 
     def settle(self, error: BlinkError, tell: bool) -> BlinkError:
         """Return the first cause of a failure that this rank met as ``error``; with ``tell`` report it to the others.
@@ -152,7 +160,7 @@ class Monitor:
         mine = msgspec.structs.replace(self._word, calls=calls, call=call)
         words, _ = self._bootstrap.all_gather(msgspec.msgpack.encode(mine), math.inf)
         with self._met:
-            self._words = [_WORDS.decode(word) for word in words]
+            self._words, self._met_at = [_WORDS.decode(word) for word in words], time.monotonic()
             number = min(word.agreements for word in self._words)
             if number > self._agreements:  # no rank can be ahead: it needs this round to continue
                 self._agreements, self._agreed[number] = number, [word.payload for word in self._words]

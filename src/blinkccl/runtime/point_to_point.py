@@ -160,6 +160,19 @@ class PointToPoint:
         with self._changed:
             return dict(self._counts)
 
+    def flush(self, dst: int, deadline: float) -> None:
+        """Wait until all bytes to ``dst`` on another host have left, because no other thread would send the rest.
+
+        The first time, on all ranks at once, this waits for the connection. Raises DeadlineError after ``deadline``.
+        """
+        while (flushed := self._library.blink_stream_flush(self._endpoint.handle, dst, _SLICE_US)) == 0:
+            if self._closed or time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"rank {self._rank} timed out waiting for rank {dst} to receive a message; is its receive missing?"
+                )
+        if flushed < 0:
+            raise self._endpoint.failure(-flushed, f"messages to rank {dst}")
+
     def close(self) -> None:
         """Finish the sends that can finish, end the threads, and fail the posted receives."""
         with self._changed:
@@ -194,7 +207,7 @@ class PointToPoint:
                 parts = (c.addressof(header), _HEADER.size), (message.address, message.nbytes)
                 for address, size in parts:
                     self._move(True, dst, address, size, message.deadline, message.nbytes, message.tag)
-                self._flush(dst, message)
+                self.flush(dst, message.deadline)
             except BaseException as error:
                 message.future.set_exception(self._explain(error))
             else:
@@ -234,14 +247,6 @@ class PointToPoint:
                     else f"rank {self._rank} timed out waiting for the rest of a message from rank {peer}: "
                     f"got {done} of {size} bytes; is rank {peer} stuck?"
                 )
-
-    def _flush(self, dst: int, message: _Outgoing) -> None:
-        """Wait until a message to another host has left this process, because no other thread would send the rest."""
-        while (flushed := self._library.blink_stream_flush(self._endpoint.handle, dst, _SLICE_US)) == 0:
-            if self._closed or time.monotonic() > message.deadline:
-                raise DeadlineError(f"rank {self._rank} could not send the end of a message to rank {dst}")
-        if flushed < 0:
-            raise self._endpoint.failure(-flushed, f"send of {message.nbytes} bytes to rank {dst}")
 
     def _receive_all(self, src: int) -> None:
         header = c.create_string_buffer(_HEADER.size)

@@ -108,6 +108,8 @@ class SpanningGroup(HostGroup):
                 self._endpoint.set_bell(rank, self._memory.bells[rank])
             else:
                 self._endpoint.connect(rank, word.address)
+        for rank in sorted(set(range(self.size)).difference(members)):
+            self._streams.flush(rank, deadline)
 
     def _word(self) -> _Word:
         try:
@@ -178,14 +180,22 @@ class SpanningGroup(HostGroup):
             return run()
         except CommunicationError as error:
             raise self._explained(error, said, self.timeout_s if seconds is None else seconds) from error
+        except BaseException as error:
+            if not isinstance(error, BlinkError):  # a signal: the others must stop waiting
+                self.abort(f"rank {self.rank} was interrupted by {type(error).__name__}")
+            raise
 
     def _explained(self, error: CommunicationError, said: str, seconds: float) -> BlinkError:
         where = f"call {self._begun - self._monitor.own} ({said})"
         if isinstance(error, DeadlineError) and not self._monitor.left:
-            behind = self._monitor.behind()
-            reason = f"{ranks_text(behind)} had not come to it" if behind else str(error)
-            late = DeadlineError(f"{where}: rank {self.rank} waited past the deadline of {seconds:g} s; {reason}")
-            return self._monitor.settle(late, tell=True)
+            late = f"{where}: rank {self.rank} waited past the deadline of {seconds:g} s; "
+            if silent_s := self._monitor.silent_s():
+                late = f"{error}; for {silent_s:.1f} s, rank 0 has not confirmed that all ranks answer"
+            elif behind := self._monitor.behind():
+                late += f"{ranks_text(behind)} had not come to it"
+            else:
+                late += str(error)
+            return self._monitor.settle(DeadlineError(late), tell=True)
         cause = self._monitor.settle(error, tell=False)  # also of calls that differ it has the better words
         if self._monitor.left and self._monitor.cause is None:  # in order, but too early: what broke followed from that
             return PeerLostError(min(self._monitor.left), f"it closed its communicator during {where}")
