@@ -1,63 +1,89 @@
-// The C interface of a rank's network: one context of UCX with a worker for collectives and one for streams.
-#include <algorithm>
+// The C interface of a rank's networks: its rails, of which rail 0 also has a worker for streams.
 #include <cstring>
 
 #include "comm.h"
+#include "plan.h"
 
-struct blink_network {
-  std::unique_ptr<blink::Network> calls;
-  std::unique_ptr<blink::RemoteStreams> streams;
-};
+namespace {
 
-extern "C" {
-
-blink_network* blink_network_open(const char* library, blink_error* error) {
-  const auto context = blink::UcxContext::open(library, *error);
-  if (context == nullptr) return nullptr;
-  auto calls = blink::Network::open(context, *error);
-  if (calls == nullptr) return nullptr;
-  auto streams = blink::RemoteStreams::open(context, *error);
-  if (streams == nullptr) return nullptr;
-  return new blink_network{std::move(calls), std::move(streams)};
-}
-
-int64_t blink_network_address(const blink_network* network, void* into, int64_t room) {
-  std::vector<unsigned char> both;
-  for (const blink::Worker* worker : {&network->calls->worker(), &network->streams->worker()}) {
+// Copies the addresses of workers to `into`, each after its length. Returns their bytes, or -1 with an error.
+std::int64_t write_addresses(const std::vector<const blink::Worker*>& workers, void* into, std::int64_t room,
+                             blink_error& why) {
+  std::vector<unsigned char> all;
+  for (const blink::Worker* worker : workers) {
     const auto& address = worker->address();
     const std::uint64_t bytes = address.size();
     const auto* first = reinterpret_cast<const unsigned char*>(&bytes);
-    both.insert(both.end(), first, first + sizeof bytes);
-    both.insert(both.end(), address.begin(), address.end());
+    all.insert(all.end(), first, first + sizeof bytes);
+    all.insert(all.end(), address.begin(), address.end());
   }
-  const auto size = static_cast<int64_t>(both.size());
-  if (size <= room) std::memcpy(into, both.data(), both.size());
+  const auto size = static_cast<std::int64_t>(all.size());
+  if (size > room) {
+    blink::refuse(why, BLINK_SYSTEM, "UCX's address has %zu bytes, and there is room for %zu", all.size(), static_cast<std::size_t>(room));
+    return -1;
+  }
+  std::memcpy(into, all.data(), all.size());
   return size;
 }
 
-void blink_network_close(blink_network* network) { delete network; }
-
-void blink_set_network(blink_comm* comm, blink_network* network, int bell) {
-  comm->set_network(std::move(network->calls), std::move(network->streams), bell);
-  delete network;
+// Takes the next address from [at, at + bytes); nullptr if it is malformed.
+const void* next_address(const unsigned char*& at, std::int64_t& bytes) {
+  std::uint64_t length = 0;
+  if (bytes < static_cast<std::int64_t>(sizeof length)) return nullptr;
+  std::memcpy(&length, at, sizeof length);
+  bytes -= static_cast<std::int64_t>(sizeof length);
+  if (length > static_cast<std::uint64_t>(bytes)) return nullptr;
+  const unsigned char* address = at + sizeof length;
+  at = address + length;
+  bytes -= static_cast<std::int64_t>(length);
+  return address;
 }
 
-int blink_connect(blink_comm* comm, int32_t rank, const void* address, int64_t bytes) {
-  const auto* at = static_cast<const unsigned char*>(address);
-  const unsigned char* addresses[2];
-  for (const unsigned char*& one : addresses) {
-    std::uint64_t length = 0;
-    if (bytes < static_cast<int64_t>(sizeof length)) return BLINK_INVALID;
-    std::memcpy(&length, at, sizeof length);
-    bytes -= static_cast<int64_t>(sizeof length);
-    if (length > static_cast<std::uint64_t>(bytes)) return BLINK_INVALID;
-    one = at + sizeof length;
-    at = one + length;
-    bytes -= static_cast<int64_t>(length);
+}  // namespace
+
+extern "C" {
+
+int64_t blink_open_network(blink_comm* comm, const char* library, const char* devices, int bell, void* into,
+                           int64_t room, blink_error* error) {
+  const auto context = blink::UcxContext::open(library, devices, *error);
+  if (context == nullptr) return -1;
+  auto calls = blink::Network::open(context, *error);
+  if (calls == nullptr) return -1;
+  auto streams = blink::RemoteStreams::open(context, *error);
+  if (streams == nullptr) return -1;
+  const int64_t bytes = write_addresses({&calls->worker(), &streams->worker()}, into, room, *error);
+  if (bytes >= 0) comm->set_network(std::move(calls), std::move(streams), bell);
+  return bytes;
+}
+
+int64_t blink_open_rail(blink_comm* comm, int32_t rail, const char* devices, void* into, int64_t room,
+                        blink_error* error) {
+  blink::Network* network = comm->network();
+  if (network == nullptr || rail < 1 || rail > BLINK_MOST_RAILS || network->has_rail(static_cast<std::size_t>(rail))) {
+    blink::refuse(*error, BLINK_INVALID, "rail %d cannot be opened", static_cast<int>(rail));
+    return -1;
   }
-  if (rank < 0 || rank >= comm->size() || rank == comm->rank()) return BLINK_INVALID;
-  comm->connect(rank, addresses[0], addresses[1]);
+  if (!network->add_rail(static_cast<std::size_t>(rail), devices, *error)) return -1;
+  return write_addresses({&network->worker(static_cast<std::size_t>(rail))}, into, room, *error);
+}
+
+int blink_connect(blink_comm* comm, int32_t rank, int32_t rail, const void* address, int64_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(address);
+  const void* first = next_address(at, bytes);
+  if (first == nullptr || rank < 0 || rank >= comm->size() || rank == comm->rank()) return BLINK_INVALID;
+  if (rail == 0) {
+    const void* stream = next_address(at, bytes);
+    if (stream == nullptr) return BLINK_INVALID;
+    comm->connect(rank, first, stream);
+    return BLINK_OK;
+  }
+  if (rail < 0 || !comm->network()->has_rail(static_cast<std::size_t>(rail))) return BLINK_INVALID;
+  comm->network()->worker(static_cast<std::size_t>(rail)).connect(rank, first);
   return BLINK_OK;
+}
+
+void blink_send_at_once(blink_comm* comm, int64_t bytes) {
+  comm->network()->send_at_once(static_cast<std::size_t>(bytes));
 }
 
 void blink_set_bell(blink_comm* comm, int32_t rank, int bell) { comm->set_bell(rank, bell); }

@@ -204,7 +204,7 @@ class Binder {
                           direct_read(ring) == BLINK_READ_NONE ? 0 : ring.drain, reply_to(ring), splits(ring)});
     for (std::int64_t i = ring.first_reader; i < ring.first_reader + ring.readers; ++i) {
       const blink_plan_reader& reader = at(plan_.readers, i);
-      made.readers.push_back({reader.rank, reader.ack_line, bytes(write_block(reader), offset_in(ring))});
+      made.readers.push_back({reader.rank, reader.ack_line, bytes(write_block(reader), offset_in(ring)), reader.rail});
     }
   }
 

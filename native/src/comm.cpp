@@ -202,7 +202,7 @@ int blink_comm::check_network(int awaited) {
     theirs.count.store(stranger->count, std::memory_order_relaxed);
     return mismatch(stranger->sender, stranger->sequence);
   }
-  if (awaited < 0 || !network_->worker().is_broken(awaited)) return BLINK_OK;
+  if (awaited < 0 || !network_->is_broken(awaited)) return BLINK_OK;
   return fail(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_MESSAGE, awaited}, awaited, "");
 }
 

@@ -91,7 +91,7 @@ struct blink_comm {
   void set_bell(int peer, int bell) { bells_[static_cast<std::size_t>(peer)] = bell; }
   blink::Network* network() const { return network_.get(); }
   blink::RemoteStreams& streams() const { return *streams_; }
-  bool is_remote(int peer) const { return network_ != nullptr && network_->worker().reaches(peer); }
+  bool is_remote(int peer) const { return network_ != nullptr && network_->reaches(peer); }
   bool has_failed() const { return segment_.header().failed.load(std::memory_order_acquire) != 0; }
   // The code of an ended stream: an earlier failure of the communicator, or a broken connection to `peer`.
   int stream_end(int peer);

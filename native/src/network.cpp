@@ -43,19 +43,46 @@ unsigned char* Inbox::room(std::size_t number) {
 
 std::unique_ptr<Network> Network::open(const std::shared_ptr<UcxContext>& context, blink_error& why) {
   std::unique_ptr<Network> made(new Network);
-  made->worker_ = Worker::open(context, on_message, made.get(), why);
-  if (made->worker_ == nullptr) return nullptr;
+  if (!made->open_rail(0, context, why)) return nullptr;
   return made;
 }
 
+bool Network::add_rail(std::size_t rail, const char* devices, blink_error& why) {
+  const auto context = UcxContext::open(worker().ucp(), devices, why);
+  return context != nullptr && open_rail(rail, context, why);
+}
+
+bool Network::open_rail(std::size_t rail, const std::shared_ptr<UcxContext>& context, blink_error& why) {
+  auto made = std::make_unique<Rail>();
+  made->network = this;
+  made->worker = Worker::open(context, on_message, made.get(), why);
+  if (made->worker == nullptr) return false;
+  events_.push_back(made->worker->events());
+  if (rails_.size() <= rail) rails_.resize(rail + 1);
+  rails_[rail] = std::move(made);
+  return true;
+}
+
+bool Network::is_broken(int peer) const {
+  bool single = false;
+  for (std::size_t rail = 1; rail < rails_.size(); ++rail) {
+    if (rails_[rail] == nullptr || !rails_[rail]->worker->reaches(peer)) continue;
+    if (rails_[rail]->worker->is_broken(peer)) return true;
+    single = true;
+  }
+  return !single && rails_[0]->worker->is_broken(peer);
+}
+
 void Network::shut(bool orderly) {
-  if (worker_ == nullptr) return;
+  if (rails_.empty()) return;
   for (const Held& message : held_) drop(message);
   held_.clear();
   inboxes_ = nullptr;
-  worker_->close(orderly);
+  for (const auto& rail : rails_) {
+    if (rail != nullptr) rail->worker->close(orderly);
+  }
   const std::int64_t until = now_us() + kShutUs;
-  while (sending_ + receiving_ != 0 && now_us() < until) worker_->progress();
+  while (sending_ + receiving_ != 0 && now_us() < until) progress();
 }
 
 void Network::begin(const MessageHeader& call, Inboxes& inboxes) {
@@ -66,16 +93,20 @@ void Network::begin(const MessageHeader& call, Inboxes& inboxes) {
   go_on();
 }
 
-const Network::Sent& Network::send(int peer, std::uint32_t queue, std::uint32_t number, const void* data,
-                                   std::size_t bytes) {
+const Network::Sent& Network::send(int peer, std::size_t rail, std::uint32_t queue, std::uint32_t number,
+                                   const void* data, std::size_t bytes) {
   sent_.push_back({call_, this, false});
   Sent& sent = sent_.back();
   sent.header.queue = queue;
   sent.header.number = number;
   ucx::RequestParameters parameters = with_user_data(&sent);
   parameters.done.send = on_sent;
+  if (bytes <= at_once_) {
+    parameters.mask |= ucx::kFlags;
+    parameters.flags = ucx::kEager;
+  }
   ++sending_;
-  if (worker_->send(peer, &sent.header, sizeof sent.header, data, bytes, parameters)) {
+  if (worker(rail).send(peer, &sent.header, sizeof sent.header, data, bytes, parameters)) {
     sent.done = true;
     --sending_;
   }
@@ -86,7 +117,7 @@ void Network::on_sent(void* request, ucx::Status, void* user_data) {
   auto& sent = *static_cast<Sent*>(user_data);
   sent.done = true;
   --sent.network->sending_;
-  sent.network->worker_->ucp().request_free(request);
+  sent.network->worker().ucp().request_free(request);
 }
 
 Inbox* Network::inbox_of(const MessageHeader& header, std::size_t bytes) {
@@ -106,11 +137,12 @@ ucx::Status Network::on_message(void* context, const void* header, std::size_t h
   MessageHeader read{};
   if (header_bytes != sizeof read) return ucx::kOk;
   std::memcpy(&read, header, sizeof read);
-  return static_cast<Network*>(context)->take(read, data, bytes, attributes->attributes);
+  auto& rail = *static_cast<Rail*>(context);
+  return rail.network->take(*rail.worker, read, data, bytes, attributes->attributes);
 }
 
 // A callback may not take up an offer, so it is held until progress() returns.
-ucx::Status Network::take(const MessageHeader& header, void* data, std::size_t bytes, std::uint64_t attributes) {
+ucx::Status Network::take(Worker& worker, const MessageHeader& header, void* data, std::size_t bytes, std::uint64_t attributes) {
   const bool is_offer = (attributes & ucx::kIsOffer) != 0;
   const bool is_past = header.sequence < call_.sequence || (header.sequence == call_.sequence && inboxes_ == nullptr);
   if (is_past) {
@@ -128,13 +160,13 @@ ucx::Status Network::take(const MessageHeader& header, void* data, std::size_t b
   }
   offered_ = offered_ || is_offer;
   if (is_offer || (attributes & ucx::kDataStays) != 0) {
-    held_.push_back({header, is_offer ? Kind::kOffered : Kind::kKept, data, bytes});
+    held_.push_back({&worker, header, is_offer ? Kind::kOffered : Kind::kKept, data, bytes});
     return ucx::kInProgress;
   }
   void* copy = std::malloc(std::max<std::size_t>(1, bytes));
   if (copy == nullptr) return ucx::kOk;  // the timeout names the missing message
   std::memcpy(copy, data, bytes);
-  held_.push_back({header, Kind::kCopied, copy, bytes});
+  held_.push_back({&worker, header, Kind::kCopied, copy, bytes});
   return ucx::kOk;
 }
 
@@ -159,13 +191,13 @@ void Network::release_held() {
 }
 
 void Network::receive(const Held& offer, Inbox& inbox, unsigned char* into) {
-  arriving_.push_back({this, &inbox, offer.header.number});
+  arriving_.push_back({this, offer.worker, &inbox, offer.header.number});
   ucx::RequestParameters parameters = with_user_data(&arriving_.back());
   parameters.done.receive = on_received;
   ++receiving_;
-  if (!worker_->receive(inbox.sender(), offer.data, into, offer.bytes, parameters)) return;
+  if (!offer.worker->receive(inbox.sender(), offer.data, into, offer.bytes, parameters)) return;
   --receiving_;
-  if (!worker_->is_broken(inbox.sender())) inbox.arrive(offer.header.number);
+  if (!offer.worker->is_broken(inbox.sender())) inbox.arrive(offer.header.number);
 }
 
 void Network::on_received(void* request, ucx::Status status, std::size_t, void* user_data) {
@@ -175,23 +207,31 @@ void Network::on_received(void* request, ucx::Status status, std::size_t, void* 
   if (status == ucx::kOk) {
     arriving.inbox->arrive(arriving.number);
   } else {
-    network.worker_->set_broken(arriving.inbox->sender());
+    arriving.worker->set_broken(arriving.inbox->sender());
   }
-  network.worker_->ucp().request_free(request);
+  network.worker().ucp().request_free(request);
 }
 
 void Network::drop(const Held& message) {
   if (message.kind == Kind::kCopied) {
     std::free(message.data);
   } else {
-    worker_->release(message.data);
+    message.worker->release(message.data);
   }
 }
 
 bool Network::progress() {
-  const bool moved = worker_->progress();
+  bool moved = false;
+  for (const auto& rail : rails_) moved = (rail != nullptr && rail->worker->progress()) || moved;
   if (offered_) release_held();
   return moved;
+}
+
+void Network::sleep(int bell, std::int64_t us) {
+  for (const auto& rail : rails_) {
+    if (rail != nullptr && !rail->worker->arm()) return;
+  }
+  sleep_on(events_, bell, us);
 }
 
 }  // namespace blink

@@ -2,11 +2,12 @@
 //
 // A message is one active message of UCP. Its header names the call, the queue and its number there. UCX sends a small
 // message with its header (eager) and offers a large one, which then moves straight from the sender's buffer to its place
-// at the receiver (rendezvous). A message for a later call, or without a free slot, is held back: an eager one in UCX's
+// at the receiver (rendezvous). That saves a copy and costs a round trip, in which a slow network sends nothing. A message for a later call, or without a free slot, is held back: an eager one in UCX's
 // memory, an offered one at its sender. So no message has to report a free slot, and only eager messages take memory of a
 // receiver that is late.
 //
-// A network has no thread: messages move while progress() is called, by the waits of the rank's own calls. One thread at a
+// A network has rails: a worker on all interfaces of this host, among which UCX selects, and workers on single interfaces.
+// It has no thread: messages move while progress() is called, by the waits of the rank's own calls. One thread at a
 // time uses it.
 #pragma once
 
@@ -77,14 +78,21 @@ struct Inboxes {
 
 class Network {
  public:
-  // nullptr with `why` if UCX cannot be used.
+  // With rail 0, on all interfaces. nullptr with `why` if UCX cannot be used.
   static std::unique_ptr<Network> open(const std::shared_ptr<UcxContext>& context, blink_error& why);
+  // Adds a rail on the interfaces in `devices`. False with `why` if UCX cannot use them.
+  bool add_rail(std::size_t rail, const char* devices, blink_error& why);
   ~Network() { shut(true); }
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  Worker& worker() { return *worker_; }
-  const Worker& worker() const { return *worker_; }
+  bool has_rail(std::size_t rail) const { return rail < rails_.size() && rails_[rail] != nullptr; }
+  Worker& worker(std::size_t rail = 0) { return *rails_[rail]->worker; }
+  // True for a rank on another host, which is connected to rail 0 at least.
+  bool reaches(int peer) const { return rails_[0]->worker->reaches(peer); }
+  bool connects(int peer, std::size_t rail) const { return has_rail(rail) && rails_[rail]->worker->reaches(peer); }
+  // True if a connection to `peer` is broken. Rail 0 counts only for peers without other rails.
+  bool is_broken(int peer) const;
 
   // Begins a call; its inboxes live until end().
   void begin(const MessageHeader& call, Inboxes& inboxes);
@@ -96,7 +104,10 @@ class Network {
     Network* network;
     bool done;
   };
-  const Sent& send(int peer, std::uint32_t queue, std::uint32_t number, const void* data, std::size_t bytes);
+  // Messages up to `bytes` leave at once, and their receiver copies them; larger ones wait for it and are not copied.
+  void send_at_once(std::size_t bytes) { at_once_ = bytes; }
+  const Sent& send(int peer, std::size_t rail, std::uint32_t queue, std::uint32_t number, const void* data,
+                   std::size_t bytes);
   // Takes up held messages after a slot has become free.
   void go_on() {
     if (!held_.empty()) release_held();
@@ -106,9 +117,7 @@ class Network {
   // True if all messages of this call have left this process.
   bool settled() const { return sending_ == 0; }
   // Sleeps until messages can move, `bell` can be read, or the timeout.
-  void sleep(int bell, std::int64_t us) {
-    if (worker_->arm()) worker_->sleep(bell, us);
-  }
+  void sleep(int bell, std::int64_t us);
   // Ends all messages and connections. Afterwards nothing reads or writes this rank's buffers.
   void shut(bool orderly);
 
@@ -117,7 +126,12 @@ class Network {
 
  private:
   enum class Kind { kCopied, kKept, kOffered };
+  struct Rail {
+    Network* network;
+    std::unique_ptr<Worker> worker;
+  };
   struct Held {
+    Worker* worker;
     MessageHeader header;
     Kind kind;
     void* data;
@@ -125,6 +139,7 @@ class Network {
   };
   struct Arriving {
     Network* network;
+    Worker* worker;
     Inbox* inbox;
     std::size_t number;
   };
@@ -134,7 +149,7 @@ class Network {
                                 std::size_t bytes, const ucx::ReceiveAttributes* attributes);
   static void on_sent(void* request, ucx::Status status, void* user_data);
   static void on_received(void* request, ucx::Status status, std::size_t bytes, void* user_data);
-  ucx::Status take(const MessageHeader& header, void* data, std::size_t bytes, std::uint64_t attributes);
+  ucx::Status take(Worker& worker, const MessageHeader& header, void* data, std::size_t bytes, std::uint64_t attributes);
   bool is_now(const MessageHeader& header) const { return inboxes_ != nullptr && header.sequence == call_.sequence; }
   // The inbox of a message of this call; nullptr makes it the stranger.
   Inbox* inbox_of(const MessageHeader& header, std::size_t bytes);
@@ -143,16 +158,18 @@ class Network {
   }
   void release_held();
   void receive(const Held& offer, Inbox& inbox, unsigned char* into);
-  void drop(const Held& message);
+  static void drop(const Held& message);
+  bool open_rail(std::size_t rail, const std::shared_ptr<UcxContext>& context, blink_error& why);
 
-  std::unique_ptr<Worker> worker_;
+  std::vector<std::unique_ptr<Rail>> rails_;  // by number; null for a rail of other hosts
+  std::vector<int> events_;                   // of all workers
   MessageHeader call_{};
   Inboxes* inboxes_ = nullptr;
   std::vector<Held> held_;
   bool offered_ = false;           // held_ has new offers
   std::deque<Sent> sent_;          // messages of this call;
   std::deque<Arriving> arriving_;  // offers of this call
-  std::size_t sending_ = 0, receiving_ = 0;
+  std::size_t sending_ = 0, receiving_ = 0, at_once_ = 0;
   MessageHeader stranger_{0, 0, 0, 0, 0, 0, -1, 0};
 };
 

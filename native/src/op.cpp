@@ -266,8 +266,9 @@ void blink_op::send(const blink_role& role, const blink_ring& ring, const Chunk&
   for (const blink_reader& reader : tables_.readers_of(ring)) {
     if (!comm_.is_remote(static_cast<int>(reader.rank))) continue;
     posted_[static_cast<std::size_t>(&reader - tables_.readers.data())].push_back(
-        &comm_.network()->send(static_cast<int>(reader.rank), static_cast<std::uint32_t>(reader.ack_line),
-                               static_cast<std::uint32_t>(number), message, chunk.bytes));
+        &comm_.network()->send(static_cast<int>(reader.rank), static_cast<std::size_t>(reader.rail),
+                               static_cast<std::uint32_t>(reader.ack_line), static_cast<std::uint32_t>(number), message,
+                               chunk.bytes));
   }
 }
 
@@ -726,7 +727,12 @@ extern "C" {
 blink_op* blink_op_create(blink_comm* comm, const blink_tables* tables) {
   if (comm->network() != nullptr && tables->inline_messages != 0) return nullptr;  // flags need shared memory
   auto read = blink::read_tables(*tables, comm->segment().shape(), comm->rank());
-  return read == nullptr ? nullptr : new blink_op(*comm, std::move(read));
+  const auto is_sendable = [comm](const blink_reader& reader) {
+    const int peer = static_cast<int>(reader.rank);
+    return !comm->is_remote(peer) || comm->network()->connects(peer, static_cast<std::size_t>(reader.rail));
+  };
+  if (read == nullptr || !std::all_of(read->readers.begin(), read->readers.end(), is_sendable)) return nullptr;
+  return new blink_op(*comm, std::move(read));
 }
 
 void blink_op_destroy(blink_op* op) { delete op; }

@@ -122,7 +122,7 @@ class Check {
 
   bool is_right(const blink_plan_reader& reader) const {
     return is_rank(reader.rank) && below(reader.ack_line, kMostRows) &&
-           is_block(reader.write_block, rank_of(reader.rank).output_blocks);
+           is_block(reader.write_block, rank_of(reader.rank).output_blocks) && below(reader.rail, BLINK_MOST_RAILS + 1);
   }
 
   bool roles() const {

@@ -123,7 +123,7 @@ bool RemoteStreams::wait(std::unique_lock<std::mutex>& lock, int peer, std::int6
       if (now - moved >= kPollUs && worker_->arm()) {
         someone_sleeps_ = true;
         lock.unlock();
-        worker_->sleep(bell_, std::min(kSleepUs, std::max<std::int64_t>(1, began + wait_us - now)));
+        sleep_on({worker_->events()}, bell_, std::min(kSleepUs, std::max<std::int64_t>(1, began + wait_us - now)));
         lock.lock();
         someone_sleeps_ = false;
         moved_.notify_all();

@@ -89,7 +89,8 @@ class Check {
   }
 
   bool is_right(const blink_reader& r) const {
-    return is_rank(r.rank) && (r.rank != rank_ || r.write_offset == kNowhere) && is_line(r.ack_line) && placed(r.write_offset, 0, kMostBytes, item_);
+    return is_rank(r.rank) && (r.rank != rank_ || r.write_offset == kNowhere) && is_line(r.ack_line) && placed(r.write_offset, 0, kMostBytes, item_) &&
+           within(r.rail, 0, BLINK_MOST_RAILS);
   }
 
   // Split messages, of which the sender writes half, must be the sender's own input.

@@ -41,21 +41,26 @@ std::nullptr_t failed(blink_error& why, const ucx::Library& ucp, const char* ste
 
 }  // namespace
 
-std::shared_ptr<UcxContext> UcxContext::open(const char* file, blink_error& why) {
+std::shared_ptr<UcxContext> UcxContext::open(const char* file, const char* devices, blink_error& why) {
   char reason[sizeof why.text] = {};
   const ucx::Library* library = ucx::load(file, reason, sizeof reason);
   if (library == nullptr) return refuse(why, BLINK_SYSTEM, "%s", reason);
-  std::shared_ptr<UcxContext> made(new UcxContext(*library));
+  return open(*library, devices, why);
+}
+
+std::shared_ptr<UcxContext> UcxContext::open(const ucx::Library& library, const char* devices, blink_error& why) {
+  std::shared_ptr<UcxContext> made(new UcxContext(library));
   void* settings = nullptr;
-  ucx::Status status = library->config_read(nullptr, nullptr, &settings);
-  if (status != ucx::kOk) return failed(why, *library, "read its settings (UCX_*)", status);
-  made->reports_exactly_ = settle(*library, settings);
+  ucx::Status status = library.config_read(nullptr, nullptr, &settings);
+  if (status != ucx::kOk) return failed(why, library, "read its settings (UCX_*)", status);
+  made->reports_exactly_ = settle(library, settings);
+  if (devices != nullptr) library.config_modify(settings, "NET_DEVICES", devices);
   ucx::ContextParameters parameters{};
   parameters.mask = ucx::kFeatures;
   parameters.features = ucx::kActiveMessages | ucx::kWakeup;
-  status = library->init_version(ucx::kMajor, ucx::kMinor, &parameters, settings, &made->handle_);
-  library->config_release(settings);
-  if (status != ucx::kOk) return failed(why, *library, "use a network of this host", status);
+  status = library.init_version(ucx::kMajor, ucx::kMinor, &parameters, settings, &made->handle_);
+  library.config_release(settings);
+  if (status != ucx::kOk) return failed(why, library, "use a network of this host", status);
   return made;
 }
 
@@ -129,14 +134,6 @@ bool Worker::receive(int peer, void* offer, void* into, std::size_t bytes, const
   return request == nullptr || ucx::is_error(request);
 }
 
-void Worker::sleep(int bell, std::int64_t us) const {
-  pollfd events[2] = {{events_, POLLIN, 0}, {bell, POLLIN, 0}};
-  const timespec until{us / 1'000'000, us % 1'000'000 * 1000};
-  ppoll(events, bell < 0 ? 1 : 2, &until, nullptr);
-  std::uint64_t rings;
-  if (bell >= 0 && (events[1].revents & POLLIN) != 0 && read(bell, &rings, sizeof rings) < 0) return;
-}
-
 void Worker::close(bool orderly) {
   ucx::RequestParameters parameters{};
   parameters.mask = ucx::kFlags;
@@ -154,6 +151,16 @@ void Worker::close(bool orderly) {
     while (ucp().request_check_status(request) == ucx::kInProgress && now_us() < until) progress();
     ucp().request_free(request);
   }
+}
+
+void sleep_on(const std::vector<int>& files, int bell, std::int64_t us) {
+  std::vector<pollfd> events;
+  for (const int file : files) events.push_back({file, POLLIN, 0});
+  events.push_back({bell, POLLIN, 0});  // ppoll ignores -1
+  const timespec until{us / 1'000'000, us % 1'000'000 * 1000};
+  ppoll(events.data(), events.size(), &until, nullptr);
+  std::uint64_t rings;
+  if ((events.back().revents & POLLIN) != 0 && read(bell, &rings, sizeof rings) < 0) return;
 }
 
 }  // namespace blink

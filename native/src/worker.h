@@ -14,11 +14,12 @@
 
 namespace blink {
 
-// The networks of this host, for all workers of a group.
+// Networks of this host, for workers of a group: the interfaces in `devices` (as UCX_NET_DEVICES), or all (nullptr).
 class UcxContext {
  public:
-  // nullptr with `why` if the library cannot be used.
-  static std::shared_ptr<UcxContext> open(const char* library, blink_error& why);
+  // nullptr with `why` if the library or a device cannot be used.
+  static std::shared_ptr<UcxContext> open(const char* library, const char* devices, blink_error& why);
+  static std::shared_ptr<UcxContext> open(const ucx::Library& library, const char* devices, blink_error& why);
   ~UcxContext();
   UcxContext(const UcxContext&) = delete;
   UcxContext& operator=(const UcxContext&) = delete;
@@ -61,9 +62,9 @@ class Worker {
   bool receive(int peer, void* offer, void* into, std::size_t bytes, const ucx::RequestParameters& parameters);
   void release(void* data) { ucp().am_data_release(handle_, data); }
   bool progress() { return ucp().worker_progress(handle_) != 0; }
-  // arm() is false if messages have arrived. Otherwise sleep() waits for some, for `bell` (-1: none), or the timeout.
+  // False if messages have arrived. Otherwise the file events() becomes readable with the next one.
   bool arm() { return ucp().worker_arm(handle_) == ucx::kOk; }
-  void sleep(int bell, std::int64_t us) const;
+  int events() const { return events_; }
   // Ends all connections. Orderly: messages leave first.
   void close(bool orderly);
 
@@ -82,5 +83,8 @@ class Worker {
   std::vector<unsigned char> address_;
   std::unordered_map<int, Endpoint> endpoints_;  // nodes stay where they are
 };
+
+// Sleeps until one of `files` or `bell` (-1: none) is readable, or until the timeout, and takes the rings of the bell.
+void sleep_on(const std::vector<int>& files, int bell, std::int64_t us);
 
 }  // namespace blink

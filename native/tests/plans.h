@@ -50,7 +50,7 @@ inline Words plan_words(Kind kind, int ranks, bool small, std::int64_t slots) {
                             size(readers), direct ? BLINK_READ_INPUT : BLINK_READ_NONE, block, direct, 0, -1});
       plan.sources.push_back(node.slice);
       for (const int reader : readers) {
-        plan.readers.push_back({graph.nodes[static_cast<std::size_t>(reader)].rank, line++, BLINK_NOWHERE});
+        plan.readers.push_back({graph.nodes[static_cast<std::size_t>(reader)].rank, line++, BLINK_NOWHERE, 0});
       }
     }
   }

@@ -388,7 +388,7 @@ class Layout {
     std::int64_t ack_line = ring.line;
     for (const int reader : place(n).readers) {
       made.readers.push_back({node(reader).rank, ++ack_line,
-                              direct_write(n, reader) ? slice(reader).target * binding_.item : blink::kNowhere});
+                              direct_write(n, reader) ? slice(reader).target * binding_.item : blink::kNowhere, 0});
     }
   }
 

@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,23 +117,33 @@ class Endpoint:
         if code != native.OK:
             raise CommunicationError(f"the {size} bytes of rank {rank}'s shared tensors cannot be mapped (code {code})")
 
-    def open_network(self, library: str, bell: int) -> bytes:
+    def open_network(self, library: str, bell: int, devices: str = "") -> bytes:
         """Open the networks of this host with UCX's ``library``; return the address for peers on other hosts.
 
-        ``bell`` is an eventfd of this rank. UnsupportedError with UCX's reason where it cannot be used.
+        ``bell`` is an eventfd of this rank; ``devices`` are those of UCX_NET_DEVICES, or all. UnsupportedError with
+        UCX's reason where it cannot be used.
         """
+        return self._opened(self._library.blink_open_network, library.encode(), devices.encode() or None, bell)
+
+    def open_rail(self, rail: int, devices: str) -> bytes:
+        """Open ``devices``, named as in UCX_NET_DEVICES, for queues on ``rail``; otherwise :meth:`open_network`."""
+        return self._opened(self._library.blink_open_rail, rail, devices.encode())
+
+    def _opened(self, function: Callable[..., int], *arguments: Any) -> bytes:
         error, room = native.Error(), c.create_string_buffer(_ADDRESS_BYTES)
-        network = self._library.blink_network_open(library.encode(), c.byref(error))
-        if not network:
+        nbytes = function(self.handle, *arguments, room, len(room), c.byref(error))
+        if nbytes < 0:
             raise UnsupportedError(error.text.decode(errors="replace"))
-        nbytes: int = self._library.blink_network_address(network, room, len(room))
-        self._library.blink_set_network(self.handle, network, bell)
         return room.raw[:nbytes]
 
-    def connect(self, rank: int, address: bytes) -> None:
-        """Set the address of ``rank`` on another host, the result of its :meth:`open_network`."""
-        if self._library.blink_connect(self.handle, rank, address, len(address)) != native.OK:
+    def connect(self, rank: int, address: bytes, rail: int = 0) -> None:
+        """Set the address of ``rank`` on another host, the result of its :meth:`open_network` or :meth:`open_rail`."""
+        if self._library.blink_connect(self.handle, rank, rail, address, len(address)) != native.OK:
             raise CommunicationError(f"rank {rank} sent {len(address)} bytes that are no address")
+
+    def send_at_once(self, nbytes: int) -> None:
+        """Send messages of up to ``nbytes`` between hosts at once; larger ones wait until their receiver is ready."""
+        self._library.blink_send_at_once(self.handle, nbytes)
 
     def set_bell(self, rank: int, bell: int) -> None:
         """The eventfd of another rank of this host."""

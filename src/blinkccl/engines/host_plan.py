@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -100,9 +101,12 @@ class _Ring:
 
 
 class HostPlan:
-    """The layout of a Program for the host engine, for any size; UnsupportedError if control lines are too few."""
+    """The layout of a Program for the host engine, for any size; UnsupportedError if control lines are too few.
 
-    def __init__(self, program: Program, area: Area | None = None) -> None:
+    ``rails``: the rail of each queue, for queues between hosts; without them UCX selects the networks.
+    """
+
+    def __init__(self, program: Program, area: Area | None = None, rails: Sequence[int] = ()) -> None:
         check_roles(program, relays=True)
         self.program = program
         self._placements = placements(program.collective)
@@ -112,6 +116,7 @@ class HostPlan:
             if queue.is_staged or max(queue.src, queue.dst) >= len(program.ranks)
         }
         self.area = area or Area()
+        self._rails = rails or (0,) * len(program.queues)
         self.inline = all(channel.protocol == INLINE for channel in program.channels)
         self.actors = self._merge()
         self._sender: dict[int, list[_HostActor]] = defaultdict(list)
@@ -469,7 +474,7 @@ class HostPlan:
     def _reader_row(self, ring: _Ring, queue: int, line: int) -> dict[str, int]:
         role = self._receiver[queue][0].role
         write = self._target(role) if self._direct_write(ring, queue) else NOWHERE
-        return {"rank": role.rank, "ack_line": line, "write_block": write}
+        return {"rank": role.rank, "ack_line": line, "write_block": write, "rail": self._rails[queue]}
 
     def _role_row(self, role: Role) -> dict[str, int]:
         """The fields of a role, without those of its messages."""

@@ -6,8 +6,12 @@ import socket
 import struct
 from contextlib import suppress
 from fcntl import ioctl
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+from pathlib import Path
 
-_SIOCGIFADDR = 0x8915
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+_IPV6 = Path("/proc/net/if_inet6")
+_GLOBAL_SCOPE = 0
 
 
 def is_local(host: str) -> bool:
@@ -25,15 +29,43 @@ def is_own(host: str) -> bool:
     return False
 
 
-def own_addresses() -> list[str]:
-    """This host's IPv4 addresses, of all interfaces but the loopback's."""
-    addresses = []
+def own_interfaces(allowed: str = "") -> dict[str, str]:
+    """The interfaces of this host that have an address, without loopback; IPv4 if an interface has both.
+
+    ``allowed`` restricts them to the devices of a UCX_NET_DEVICES, if it names any.
+    """
+    addresses: dict[str, IPv4Interface | IPv6Interface] = dict(_with_ipv6())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                row = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                addresses.append(socket.inet_ntoa(row[20:24]))
-    return [address for address in addresses if not is_local(address)]
+                row = struct.pack("256s", name.encode()[:15])
+                address, mask = (
+                    socket.inet_ntoa(ioctl(probe.fileno(), request, row)[20:24])
+                    for request in (_SIOCGIFADDR, _SIOCGIFNETMASK)
+                )
+                addresses[name] = IPv4Interface(f"{address}/{mask}")
+    names = {device.partition(":")[0] for device in allowed.split(",")} - {"", "all"}
+    return {
+        name: str(address)
+        for name, address in sorted(addresses.items())
+        if not address.is_loopback and (not names or name in names)
+    }
+
+
+def _with_ipv6() -> dict[str, IPv6Interface]:
+    with suppress(OSError):
+        rows = [line.split() for line in _IPV6.read_text().splitlines()]
+        return {
+            name: IPv6Interface((bytes.fromhex(address), int(bits, 16)))
+            for address, _, bits, scope, _, name in rows
+            if int(scope, 16) == _GLOBAL_SCOPE
+        }
+    return {}
+
+
+def own_addresses() -> list[str]:
+    """This host's addresses, of all interfaces but the loopback's."""
+    return [str(ip_interface(address).ip) for address in own_interfaces().values()]
 
 
 def own_address_towards(host: str) -> str:

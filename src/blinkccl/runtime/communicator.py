@@ -23,6 +23,7 @@ from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import PeerLostError, UsageError
 from blinkccl.runtime.environment import launch, store_of
 from blinkccl.runtime.group import Group
+from blinkccl.runtime.hosts import Place
 from blinkccl.runtime.peer_info import alive
 from blinkccl.runtime.spanning_group import open_group, open_part
 from blinkccl.runtime.store import MemoryStore, Store, TorchStore, open_store
@@ -76,10 +77,18 @@ class Communicator:
         prefix: str = "blink",
         deadline_s: float | None = None,
         deterministic: str | None = None,
+        topo: Any = None,
     ) -> Communicator:
-        """A communicator among ``size`` ranks that meet in ``store``, which is a Store or one of torch's."""
+        """A communicator among ``size`` ranks that meet in ``store``, which is a Store or one of torch's.
+
+        Other parameters and errors are those of :func:`init`.
+        """
         opened = store if isinstance(store, Store) else TorchStore(store)
-        return cls(open_group(opened, rank, size, prefix=prefix, deadline_s=deadline_s, deterministic=deterministic))
+        place = Place.stated(getattr(topo, "topology", topo))
+        group = open_group(
+            opened, rank, size, prefix=prefix, deadline_s=deadline_s, deterministic=deterministic, place=place
+        )
+        return cls(group)
 
     # ---- collectives on arrays
 
@@ -369,6 +378,7 @@ def init(
     store: str | Store | None = None,
     deadline_s: float | None = None,
     deterministic: str | None = None,
+    topo: Any = None,
 ) -> Communicator:
     """Communicator of this process with all ranks of its job.
 
@@ -382,9 +392,15 @@ def init(
         Timeout in seconds for all ranks to connect, and for calls without their own; None: BLINK_TIMEOUT, or 300.
     deterministic
         ``"order"``: every element is summed in one order, in calls of any size; None: BLINK_DETERMINISTIC, or not.
+    topo
+        The job's hosts and their links, for ranks on several hosts: a SPEC as on the command line, a :class:`Topo` or
+        a :class:`~blinkccl.topology.model.Topology`; None: BLINK_TOPO. Host h of the job, in the order of the ranks, is
+        its server h. Without one, every host has one interface to one network.
 
     Raises
     ------
+    TopologyError
+        If ``topo`` is unknown, or does not match the hosts and their interfaces.
     LaunchError
         If the rank, or the store in which the ranks meet, is unknown.
     RendezvousTimeout, PlanMismatchError, UnsupportedError
@@ -415,10 +431,15 @@ def init(
     else:
         opened = open_store(store_of(place), place.rank, time.monotonic() + seconds)
     prefix = f"blink/{place.job_id}" if place.job_id else "blink"
-    group = open_group(
-        opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s, deterministic=deterministic
+    return Communicator.create(
+        opened,
+        place.rank,
+        place.world_size,
+        prefix=prefix,
+        deadline_s=deadline_s,
+        deterministic=deterministic,
+        topo=topo,
     )
-    return Communicator(group)
 
 
 def _check_memory(name: str, buffer: str, array: Array, *, written: bool = False) -> None:

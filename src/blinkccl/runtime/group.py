@@ -25,6 +25,7 @@ from blinkccl.engines.host import NativeOp, native_scale
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import CommunicationError, UsageError
 from blinkccl.runtime.bootstrap import Bootstrap
+from blinkccl.runtime.hosts import NOWHERE, Place
 from blinkccl.runtime.peer_info import PeerInfo
 from blinkccl.runtime.serial_executor import SerialExecutor
 from blinkccl.runtime.timeouts import microseconds
@@ -54,6 +55,8 @@ class Group(ABC):
 
     ``deadline_s`` is the timeout of every call without its own.
     """
+
+    place: Place = NOWHERE
 
     def __init__(self, bootstrap: Bootstrap, rank: int, prefix: str, deadline_s: float) -> None:
         self.peers: Sequence[PeerInfo] = bootstrap.peers

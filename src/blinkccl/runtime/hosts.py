@@ -1,30 +1,37 @@
 """The Program for a call among ranks of several hosts, as a function of numbers that all ranks agree on.
 
-The hosts are a topology: the ranks of a host around its memory, and each host's memory joined to one network.
-Candidates are planned on it, proved and kept as all plans are (:mod:`blinkccl.runtime.plans`), and the one with the
-least :meth:`Cost.seconds` is selected. That is Hockney's model (1994) of the Program itself: the messages of its
-longest chain, and the bytes that the busiest interface carries.
+The hosts are a topology: the one that the user states, or the ranks of a host around its memory, and each host's memory
+joined to one network. Candidates are planned on it, proved and kept as all plans are (:mod:`blinkccl.runtime.plans`),
+and the one with the least :meth:`Cost.seconds` is selected. That is Hockney's model (1994) of the Program itself: the
+messages of its longest chain, and the bytes that the busiest interface carries.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import Area, HostPlan
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.runtime.deterministic import check_program
-from blinkccl.runtime.plans import PlanCache, laid_out, planned
+from blinkccl.runtime.plans import PlanCache, planned
+from blinkccl.runtime.rails import rails_of
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.topology.spec import parse_spec
 
+VARIABLE = "BLINK_TOPO"
 KIB = 1024
 #: Assumed rate of a rank's access to its host's shared memory, relative to the network.
 MEMORY_RATIO = 8
+#: Assumed rate of copies in memory, in bytes per second.
+MEMORY_BYTES_PER_S = 8e9
 #: Assumed part of a message's latency for which its sender and its receiver are busy.
 BUSY = Fraction(1, 4)
 #: Assumed time of a message in shared memory, in seconds.
@@ -44,10 +51,40 @@ _NO_MESSAGES = (Fraction(0), Fraction(0))
 
 
 @dataclass(frozen=True)
+class Place:
+    """A job's topology, if it is stated; a group's vertices by rank, () if host h is server h; and this host's rails.
+
+    ``interfaces``: the interface of each rail of this host.
+    """
+
+    topology: Topology | None = None
+    vertices: tuple[int, ...] = ()
+    interfaces: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def stated(cls, topo: str | Topology | None, environ: Mapping[str, str] = os.environ) -> Place:
+        """The topology ``topo``, a SPEC as on the command line; None: that of BLINK_TOPO, or none. TopologyError."""
+        spec = environ.get(VARIABLE) or None if topo is None else topo
+        return cls(parse_spec(spec) if isinstance(spec, str) else spec)
+
+    def part(self, ranks: Sequence[int]) -> Place:
+        """The place of a group of these ranks."""
+        return replace(self, vertices=tuple(self.vertices[rank] for rank in ranks)) if self.vertices else NOWHERE
+
+
+NOWHERE = Place()
+
+
+@dataclass(frozen=True)
 class Hosts:
-    """``members[h]`` are the ranks of host h, rising; hosts are in the order of their first ranks."""
+    """``members[h]`` are the ranks of host h, rising; hosts are in the order of their first ranks.
+
+    ``stated`` is the user's topology, if there is one: rank r is its vertex ``vertices[r]``.
+    """
 
     members: tuple[tuple[int, ...], ...]
+    stated: Topology | None = None
+    vertices: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, names: Sequence[Hashable]) -> Hosts:
@@ -56,6 +93,41 @@ class Hosts:
         for rank, name in enumerate(names):
             ranks.setdefault(name, []).append(rank)
         return cls(tuple(map(tuple, ranks.values())))
+
+    def on(self, topology: Topology, names: Sequence[str] = (), vertices: Sequence[int] = ()) -> Hosts:
+        """These hosts on a stated topology, at these vertices.
+
+        Without vertices, host h is the server called ``names[h]`` if the topology has all these names, otherwise
+        server h. TopologyError if the topology has another number of servers, or fewer vertices on a server than ranks
+        are there.
+        """
+        if vertices:
+            return replace(self, stated=topology, vertices=tuple(vertices))
+        servers: dict[int, list[int]] = {}
+        for vertex in topology.ranks:
+            servers.setdefault(topology.vertex[vertex].server, []).append(vertex)
+        label = {topology.vertex[row[0]].name.partition("/")[0]: server for server, row in servers.items()}
+        hosts = [name.partition(".")[0] for name in names]
+        order = [label[host] for host in hosts] if {*hosts} == {*label} else sorted(servers)
+        need, have = [len(ranks) for ranks in self.members], [len(servers[server]) for server in order]
+        if len(need) != len(have) or any(map(int.__gt__, need, have)):
+            raise TopologyError(
+                f"{topology.name}: expected a job of at most {_listed(have)} on its servers, got ranks on hosts as "
+                f"{_listed(need)}; give the topology of this job's hosts, in the order of their ranks"
+            )
+        at: dict[int, int] = {}
+        for ranks, server in zip(self.members, order, strict=True):
+            at |= dict(zip(ranks, servers[server], strict=False))
+        return replace(self, stated=topology, vertices=tuple(at[rank] for rank in range(self.size)))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The vertex of each rank."""
+        return self.vertices or tuple(range(self.size))
+
+    def rails(self, program: Program) -> tuple[int, ...]:
+        """The rail of each queue: see :func:`~blinkccl.runtime.rails.rails_of`."""
+        return () if self.stated is None else rails_of(program, self.stated)
 
     @cached_property
     def size(self) -> int:
@@ -69,7 +141,9 @@ class Hosts:
 
     @cached_property
     def topology(self) -> Topology:
-        """Vertex r is rank r; then the hosts' memories, and the network. The unit is the rate of one interface."""
+        """The stated one; or vertex r is rank r, then the hosts' memories, and the network."""
+        if self.stated is not None:
+            return self.stated
         size, hosts = self.size, len(self.members)
         network = size + hosts
         vertices = [Vertex(rank, "cpu", host, f"rank {rank}") for rank, host in enumerate(self.host_of)]
@@ -85,13 +159,34 @@ class Hosts:
         ]
         return Topology("hosts", 1.0, (*vertices, Vertex(network, "switch", 0, "network")), tuple(links))
 
+    @cached_property
+    def networks(self) -> dict[tuple[int, int], Fraction]:
+        """The links of the network, by their ends, each with its rate relative to the fastest one between hosts."""
+        links = [link for link in self.topology.links if link.kind == "net"]
+        fastest = max(link.capacity for link in links)
+        if self.stated is None:  # a rank alone on its host reaches its interface faster than that sends
+            fastest = 1
+        return {(link.src, link.dst): Fraction(link.capacity) / fastest for link in links}
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return " + ".join(map(str, counts))
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Measured time of a message between hosts, in seconds, and rate of an interface, in bytes per second."""
+    """Measured time of a message between hosts, in seconds, and rate of the fastest link there, in bytes per second."""
 
     message_s: float
     bytes_per_s: float
+
+    @property
+    def bytes_at_once(self) -> int:
+        """The size up to which messages leave at once, without a round trip; their receiver copies them.
+
+        Where the network is slow a copy is cheap, and the round trip is long.
+        """
+        return MOST_CHUNK if self.bytes_per_s < MEMORY_BYTES_PER_S / MEMORY_RATIO else 0
 
     def seconds(self, program: Program, hosts: Hosts, nbytes: int) -> float:
         """The predicted seconds for S = ``nbytes``."""
@@ -107,17 +202,22 @@ class Cost:
         return max(LEAST_CHUNK, min(MOST_CHUNK, best // (4 * KIB) * 4 * KIB))
 
 
+def busiest_part(program: Program, hosts: Hosts) -> float:
+    """The part of S that the busiest link between hosts carries, relative to its rate (:attr:`Hosts.networks`)."""
+    return float(_weights(program, hosts)[1])
+
+
 @lru_cache(maxsize=1024)
 def _weights(program: Program, hosts: Hosts) -> tuple[tuple[Fraction, Fraction], Fraction, Fraction]:
     """Messages between hosts and inside them on a chunk's longest chain; then two parts of S.
 
-    The parts are the bytes of the busiest interface, and the bytes that the busiest rank reduces.
+    The parts are the bytes of the busiest link, relative to its rate, and the bytes that the busiest rank reduces.
     """
     senders: dict[int, list[int]] = defaultdict(list)
     for number, role in enumerate(program.roles):
         for queue in role.sends:
             senders[queue].append(number)
-    load: dict[tuple[int, str], Fraction] = defaultdict(Fraction)
+    load: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
     work: dict[int, Fraction] = defaultdict(Fraction)
     last: dict[int, tuple[Fraction, Fraction]] = {}
     items = program.collective.total_blocks()
@@ -136,8 +236,10 @@ def _weights(program: Program, hosts: Hosts) -> tuple[tuple[Fraction, Fraction],
             if other == own:
                 steps[1] = Fraction(1)
                 continue
-            load[own, "out"] += part
-            load[other, "in"] += part
+            path = program.queues[queue].path
+            for link in pairwise(path):
+                if link in hosts.networks:
+                    load[link] += part / hosts.networks[link]
             steps[0] += BUSY if steps[0] else 1
         last[number] = begin[0] + steps[0], begin[1] + steps[1]
         longest = max(longest, last[number])
@@ -160,10 +262,10 @@ def _plans(hosts: Hosts, collective: Collective, area: Area, in_one_order: bool)
     ordered = in_one_order and collective.reduces
     for name in _IN_ORDER if ordered else (*_CANDIDATES.get(collective.name, ()), "optimal"):
         try:
-            program = planned(topology, collective, topology.ranks, name, cache)
+            program = planned(topology, collective, hosts.ranks, name, cache)
             if ordered:
                 check_program(program)
-            plans.append(laid_out(program, False, area))
+            plans.append(HostPlan(program, area, hosts.rails(program)))
         except UnsupportedError as error:
             reasons.append(error)
     if not plans:

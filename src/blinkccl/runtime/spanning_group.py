@@ -1,14 +1,16 @@
 """A group of ranks on several hosts, with the interface of :class:`HostGroup`.
 
 Ranks of one host share memory, ranks of different hosts send each other messages over UCX; a Program runs on both kinds
-of queue. A thread of each rank watches the others (:mod:`~blinkccl.runtime.monitor`) and reports the first failure.
+of queue. On a stated topology, each cable between hosts is a rail: a network of its own. A thread of each rank watches
+the others (:mod:`~blinkccl.runtime.monitor`) and reports the first failure.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host import NativeOp
 from blinkccl.engines.host_plan import Area
 from blinkccl.errors import (
@@ -28,23 +31,26 @@ from blinkccl.errors import (
     PeerLostError,
     PlanMismatchError,
     RendezvousTimeout,
+    TopologyError,
     UnsupportedError,
     UsageError,
     ranks_text,
 )
 from blinkccl.runtime import timeline, ucx
-from blinkccl.runtime.addresses import own_address_towards
+from blinkccl.runtime.addresses import own_address_towards, own_interfaces
 from blinkccl.runtime.bootstrap import Bootstrap, join, part
 from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.host_group import HostGroup, share_memory
 from blinkccl.runtime.host_table import Crossing
-from blinkccl.runtime.hosts import Cost, Hosts, selected
+from blinkccl.runtime.hosts import NOWHERE, Cost, Hosts, Place, busiest_part, selected
 from blinkccl.runtime.monitor import Monitor
 from blinkccl.runtime.peer_info import same_host
 from blinkccl.runtime.point_to_point import PointToPoint
+from blinkccl.runtime.rails import devices, interfaces_of_rails, rails_from
 from blinkccl.runtime.store import Store
 from blinkccl.runtime.timeouts import default_timeout_s, positive_number
+from blinkccl.trees.forest.model import topology_hash
 
 _RATE = "BLINK_NIC_GBITS"
 #: Sizes in bytes and repetitions of the test messages between the first two hosts.
@@ -52,18 +58,22 @@ _PROBES = ((8, 20), (256 << 10, 10))
 #: Cost until the test messages have been measured.
 _UNKNOWN = Cost(5e-5, 1e9)
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
 
 
 class SpanningGroup(HostGroup):
     """One rank's end of a group on several hosts, with the calls and errors of :class:`HostGroup`.
 
     ``bootstrap``, in which the ranks have met, becomes this group's. ``deadline_s`` is the timeout of the creation, and
-    of calls without one.
+    of calls without one. ``place`` is the job's topology. TopologyError on all ranks if it does not match the hosts.
     """
 
-    def __init__(self, bootstrap: Bootstrap, rank: int, *, prefix: str, deadline_s: float) -> None:
+    def __init__(
+        self, bootstrap: Bootstrap, rank: int, *, prefix: str, deadline_s: float, place: Place = NOWHERE
+    ) -> None:
         Group.__init__(self, bootstrap, rank, prefix, deadline_s)
         self.hosts = Hosts.of([peer.host for peer in bootstrap.peers])
+        self.place = place
         self.cost = _UNKNOWN
         self._area, self._crossing = Area(), Crossing.NEVER
         self._begun = 0
@@ -75,6 +85,7 @@ class SpanningGroup(HostGroup):
             self._open()
             self.barrier()
             self.cost = self._measured()
+            self._endpoint.send_at_once(self.cost.bytes_at_once)
             self._endpoint.count_from_here()
             self._monitor.own = self._begun
             self._monitor.agree(b"", deadline)  # a failure of the others' first call does not end this rank's creation
@@ -99,23 +110,71 @@ class SpanningGroup(HostGroup):
         self._endpoint = self._memory.endpoint
         self._timeline = timeline.start(self._endpoint, os.environ)
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s, self._first_cause)
-        words = [_Word.decode(word) for word in self._monitor.agree(self._word().encode(), deadline)]
-        problems = [(rank, word.problem) for rank, word in enumerate(words) if word.problem]
-        if problems:
-            raise UnsupportedError(f"rank {problems[0][0]} on {self.peers[problems[0][0]].hostname}: {problems[0][1]}")
+        rails = self._rails(deadline)
+        words = self._exchanged(lambda: _Word(self._addresses(rails)), deadline)
         for rank, word in enumerate(words):
             if rank in members:
                 self._endpoint.set_bell(rank, self._memory.bells[rank])
             else:
-                self._endpoint.connect(rank, word.address)
+                self._endpoint.connect(rank, word.addresses[0])
+        for rail, other in rails.items():
+            for rank in self.hosts.members[other]:
+                self._endpoint.connect(rank, words[rank].addresses[rail], rail)
         for rank in sorted(set(range(self.size)).difference(members)):
             self._streams.flush(rank, deadline)
 
-    def _word(self) -> _Word:
+    def _rails(self, deadline: float) -> dict[int, int]:
+        """The rails of this host, each with the host at its other end; afterwards ``hosts`` has the topology."""
+        place, topology = self.place, self.place.topology
+        mine = _Word(interfaces=own_interfaces(os.environ.get("UCX_NET_DEVICES", "")))
+        if topology is not None:
+            mine.topology, mine.name = topology_hash(topology), topology.name
+        words = self._exchanged(lambda: mine, deadline)
+        if len({word.topology for word in words}) > 1:
+            each = ", ".join(f"rank {rank} has {word.name or 'none'}" for rank, word in enumerate(words))
+            raise TopologyError(f"the ranks plan on different topologies, where all need the same: {each}")
+        if topology is None:
+            return {}
+        first = [ranks[0] for ranks in self.hosts.members]
+        names = [self.peers[rank].hostname for rank in first]
+        hosts, interfaces = self.hosts.on(topology, names, place.vertices), place.interfaces
+        servers, own = [topology.vertex[hosts.ranks[rank]].server for rank in first], hosts.host_of[self.rank]
+        if not place.vertices:
+            interfaces = interfaces_of_rails(topology, servers, [words[rank].interfaces for rank in first], names)[own]
+        elif not self._plans_on(hosts):
+            return {}
+        self.hosts, self.place = hosts, Place(topology, hosts.ranks, interfaces)
+        others = rails_from(topology, servers[own])
+        return {rail: servers.index(other) for rail, other in others.items() if other in servers}
+
+    def _addresses(self, rails: Iterable[int]) -> dict[int, bytes]:
+        """This rank's address on each rail. Rail 0 has the interfaces that are no cable, if there are any."""
+        cables = self.place.interfaces
+        names = own_interfaces(os.environ.get("UCX_NET_DEVICES", "")) if cables else ()
+        rest = ",".join(devices(name) for name in names if name not in cables.values())
+        addresses = {0: self._endpoint.open_network(ucx.find(), self._memory.bells[self.rank], rest)}
+        return addresses | {rail: self._endpoint.open_rail(rail, devices(cables[rail])) for rail in rails}
+
+    def _plans_on(self, hosts: Hosts) -> bool:
+        """True if a part of the job has a plan on the job's topology; otherwise UCX selects its networks."""
         try:
-            return _Word(self._endpoint.open_network(ucx.find(), self._memory.bells[self.rank]))
+            selected(hosts, Collective("allreduce", self.size), 1, self.cost, self._area, False)
         except BlinkError as error:
-            return _Word(problem=str(error))
+            _log.warning("group %s does not use the topology: %s", self.prefix, error)
+            return False
+        return True
+
+    def _exchanged(self, word: Callable[[], _Word], deadline: float) -> list[_Word]:
+        """The words of all ranks; UnsupportedError on all ranks if one cannot say its own."""
+        try:
+            mine = word()
+        except BlinkError as error:
+            mine = _Word(problem=str(error))
+        words = [_Word.decode(data) for data in self._monitor.agree(mine.encode(), deadline)]
+        for rank, each in enumerate(words):
+            if each.problem:
+                raise UnsupportedError(f"rank {rank} on {self.peers[rank].hostname}: {each.problem}")
+        return words
 
     def _measured(self) -> Cost:
         """The least cost of messages between the first two hosts; :data:`_RATE`, if set, states the rate."""
@@ -131,7 +190,9 @@ class SpanningGroup(HostGroup):
             seconds.append(float(word[0]))
         message_s = max(1e-6, seconds[0] / 2)
         gbits = positive_number(_RATE, "gigabits per second")
-        rate = _PROBES[-1][0] / max(1e-6, seconds[-1] - seconds[0]) if gbits is None else gbits * 1e9 / 8
+        program = selected(self.hosts, call.among(self.size), nbytes, self.cost, self._area, False)[0].program
+        carried = _PROBES[-1][0] * busiest_part(program, self.hosts)
+        rate = carried / max(1e-6, seconds[-1] - seconds[0]) if gbits is None else gbits * 1e9 / 8
         word[0] = rate
         self.run(CollectiveCall("allreduce", "float64", 1, "min"), int(word.ctypes.data), int(word.ctypes.data))
         return Cost(message_s, float(word[0]))
@@ -264,10 +325,13 @@ class SpanningGroup(HostGroup):
 
 
 class _Word(msgspec.Struct):
-    """A rank's message to the others before they connect: its address, or its problem."""
+    """A rank's message to the others before they connect: its addresses by rail, or its problem."""
 
-    address: bytes = b""
+    addresses: dict[int, bytes] = {}
     problem: str = ""
+    interfaces: dict[str, str] = {}
+    topology: str = ""
+    name: str = ""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -314,18 +378,21 @@ def open_group(
     prefix: str = "blink",
     deadline_s: float | None = None,
     deterministic: str | None = None,
+    place: Place = NOWHERE,
 ) -> Group:
     """The group of ranks that meet in ``store``, on one host or on several.
 
     ``prefix`` distinguishes groups in one store. ``deadline_s`` (None: BLINK_TIMEOUT) is the timeout for all ranks to
     connect, and for later calls without their own. Errors as :func:`blinkccl.runtime.bootstrap.join`.
+
+    Ranks of several hosts plan on the topology of ``place``; ranks of one host share memory and need none.
     """
     wanted = wish(deterministic)
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
     seconds = default_timeout_s() if deadline_s is None else deadline_s
     deadline = time.monotonic() + seconds
-    return _group_of(join(store, prefix, rank, size, deadline, deterministic=wanted), rank, prefix, seconds)
+    return _group_of(join(store, prefix, rank, size, deadline, deterministic=wanted), rank, prefix, seconds, place)
 
 
 def open_part(
@@ -339,12 +406,12 @@ def open_part(
     address = own_address_towards(group.host) if group.host is not None and len(hosts) > 1 else None
     deadline, look = time.monotonic() + group.timeout_s, group.watch(members)
     met = part(exchange, members, group.rank, deadline, look, group.deterministic, address)
-    return _group_of(met, members.index(group.rank), prefix, group.timeout_s)
+    return _group_of(met, members.index(group.rank), prefix, group.timeout_s, group.place.part(members))
 
 
-def _group_of(bootstrap: Bootstrap, rank: int, prefix: str, seconds: float) -> Group:
+def _group_of(bootstrap: Bootstrap, rank: int, prefix: str, seconds: float, place: Place) -> Group:
     if not same_host(bootstrap.peers):
-        return SpanningGroup(bootstrap, rank, prefix=prefix, deadline_s=seconds)
+        return SpanningGroup(bootstrap, rank, prefix=prefix, deadline_s=seconds, place=place)
     if bootstrap.host is not None:
         bootstrap = _near(bootstrap, rank, time.monotonic() + seconds)
     return HostGroup(bootstrap, rank, prefix=prefix, deadline_s=seconds)

@@ -7,7 +7,7 @@ all-reduce has a fast path. Tensors of other devices than the CPU, and sparse on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.group import Group
+from blinkccl.runtime.hosts import NOWHERE, Place
 from blinkccl.runtime.spanning_group import open_group
 from blinkccl.runtime.store import TorchStore
 from blinkccl.torch_backend import counters
@@ -56,20 +57,29 @@ def create(options: Any) -> BlinkProcessGroup:
     try:
         if _is_for(options.store, rank, "cuda"):
             raise UnsupportedError(CPU_ALONE.format("cuda"))
-        transport = open_transport(options.store, rank, size, timeout.total_seconds())
+        transport = open_transport(options.store, rank, size, timeout.total_seconds(), global_ranks)
     except BlinkError as error:
         raise for_torch(error) from error
     return BlinkProcessGroup(options.store, rank, size, timeout, transport, global_ranks)
 
 
-def open_transport(store: Any, rank: int, size: int, timeout_s: float) -> Group:
+#: The place of the default group, of which other groups have parts.
+_default = NOWHERE
+
+
+def open_transport(store: Any, rank: int, size: int, timeout_s: float, global_ranks: Sequence[int] = ()) -> Group:
     """The ranks of a new group, which meet in torch's ``store``; all call this. RendezvousTimeout names late ranks.
 
     Ranks of one host share memory; otherwise the group spans hosts. The hosts that the
     group's ranks report decide this. Environment variables of launchers describe the whole job, and a group may be
     distributed over its hosts in another way.
     """
-    group = open_group(TorchStore(store), rank, size, deadline_s=timeout_s)
+    global _default
+    is_default = not dist.is_initialized()
+    place = Place.stated(None) if is_default else _default.part(global_ranks)
+    group = open_group(TorchStore(store), rank, size, deadline_s=timeout_s, place=place)
+    if is_default:
+        _default = group.place
     group.share_core()  # with torch's computing threads
     return group
 

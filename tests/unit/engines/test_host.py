@@ -313,7 +313,6 @@ def test_a_file_that_is_no_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp
 def test_invalid_plans_are_refused_by_the_library(ends: list[Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     rows, of_three = HostPlan(allreduce(2)).rows, HostPlan(allreduce(3)).rows
     call = CollectiveCall("allreduce", "float32", 100)
-    words = np.frombuffer(rows, np.int64).copy()
     for wrong, message in (
         (rows[:-8], "words"),
         (rows[:100], "has 100 bytes; expected"),
@@ -322,11 +321,13 @@ def test_invalid_plans_are_refused_by_the_library(ends: list[Endpoint], monkeypa
         monkeypatch.setattr(HostPlan, "rows", wrong)
         with pytest.raises(ScheduleError, match=f"refuses the program's plan: .*{message}"):
             NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)
-    words[len(words) - 1] = 7  # The block of a reader's output.
-    words[4 - 1] = np.array([checksum(words[4:])], np.uint64).view(np.int64)[0]
-    monkeypatch.setattr(HostPlan, "rows", words.tobytes())
-    with pytest.raises(ScheduleError, match="the plan is invalid: a reader is wrong"):
-        NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)
+    for field, value in ((-2, 7), (-1, 256)):  # The block of a reader's output, and its rail.
+        words = np.frombuffer(rows, np.int64).copy()
+        words[field] = value
+        words[4 - 1] = np.array([checksum(words[4:])], np.uint64).view(np.int64)[0]
+        monkeypatch.setattr(HostPlan, "rows", words.tobytes())
+        with pytest.raises(ScheduleError, match="the plan is invalid: a reader is wrong"):
+            NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)
     monkeypatch.setattr(HostPlan, "rows", of_three)
     with pytest.raises(ScheduleError, match="allreduce of 100 × float32, sum: the plan is for 3 ranks, but"):
         NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)

@@ -20,6 +20,7 @@ extern "C" {
 
 // Marks the absence of a place in a buffer.
 #define BLINK_NOWHERE -1
+#define BLINK_MOST_RAILS 255
 // A small message is sent in blocks. A block holds a line for the flag and BLINK_PAYLOAD_BYTES of payload.
 #define BLINK_PAYLOAD_BYTES 4096
 #define BLINK_BLOCK_BYTES 4160
@@ -33,7 +34,6 @@ typedef struct blink_op blink_op;
 typedef struct blink_plan blink_plan;
 typedef struct blink_bound blink_bound;
 typedef struct blink_bundle blink_bundle;
-typedef struct blink_network blink_network;
 
 enum blink_code {
   BLINK_OK = 0,
@@ -138,16 +138,18 @@ void blink_abort(blink_comm* comm, const char* text);
 void blink_report_lost(blink_comm* comm, int32_t rank);
 // ---- ranks on other hosts, over UCX
 
-// Opens the networks of this host with UCX's library in the file `library`; UCX_* variables apply. Returns NULL with an
-// error (BLINK_SYSTEM) on failure.
-blink_network* blink_network_open(const char* library, blink_error* error);
-// Copies this rank's address for its peers to `into` if `room` suffices; returns its bytes.
-int64_t blink_network_address(const blink_network* network, void* into, int64_t room);
-void blink_network_close(blink_network* network);
-// Gives `network` to `comm`, before its first call; ranks of this host write to the eventfd `bell` to wake this one.
-void blink_set_network(blink_comm* comm, blink_network* network, int bell);
-// Sets the address of `rank`, which is on another host. Returns 0, or BLINK_INVALID for malformed bytes.
-int blink_connect(blink_comm* comm, int32_t rank, const void* address, int64_t bytes);
+// Opens the networks of this host for `comm`, before its first call, with UCX's library in the file `library`; UCX_*
+// variables apply. `devices`: as UCX_NET_DEVICES, or NULL for all. Ranks of this host write to the eventfd `bell` to wake this one. Copies this rank's address for its
+// peers to `into` and returns its bytes; -1 with an error (BLINK_SYSTEM) on failure or where `room` is too small.
+int64_t blink_open_network(blink_comm* comm, const char* library, const char* devices, int bell, void* into, int64_t room,
+                           blink_error* error);
+// The same for messages that a plan sends over rail `rail`, 1 to BLINK_MOST_RAILS.
+int64_t blink_open_rail(blink_comm* comm, int32_t rail, const char* devices, void* into, int64_t room, blink_error* error);
+// Sets the address of `rank`, which is on another host, on rail 0 (the first address) or another that both have opened.
+// Returns 0, or BLINK_INVALID for malformed bytes.
+int blink_connect(blink_comm* comm, int32_t rank, int32_t rail, const void* address, int64_t bytes);
+// Messages up to `bytes` between hosts leave at once, at the cost of a copy; larger ones wait until their receiver is ready.
+void blink_send_at_once(blink_comm* comm, int64_t bytes);
 // Sets the eventfd of another rank of this host.
 void blink_set_bell(blink_comm* comm, int32_t rank, int bell);
 
@@ -272,6 +274,7 @@ typedef struct {
 typedef struct {
   int64_t rank, ack_line;
   int64_t write_offset;   // byte offset in the reader's output; BLINK_NOWHERE: not to be written by others
+  int64_t rail;           // of messages to a reader on another host; 0: any network
 } blink_reader;
 
 typedef struct {
@@ -322,7 +325,7 @@ int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* outp
 // tables in the order of their counts. Row indexes count over all ranks; the rows of each rank are consecutive.
 // Plans are not trusted: the reader checks every number, and the bound tables are checked again.
 #define BLINK_PLAN_MAGIC 0x424c4b504c414e31
-#define BLINK_PLAN_VERSION 1
+#define BLINK_PLAN_VERSION 2
 
 typedef struct {
   int64_t magic, version;
@@ -375,6 +378,7 @@ typedef struct {
 typedef struct {
   int64_t rank, ack_line;
   int64_t write_block;  // of the reader's output; BLINK_NOWHERE: others must not write it
+  int64_t rail;         // as in blink_reader
 } blink_plan_reader;
 
 // Reads, checks and copies a plan. Returns nullptr and an error (BLINK_INVALID) with the reason.

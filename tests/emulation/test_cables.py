@@ -1,0 +1,148 @@
+"""Jobs on hosts that cables join in a ring, without a route to the host across: a stated topology's plan runs there.
+
+The hosts are network namespaces of the laboratory. A hub joins them too, for the rendezvous.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkccl.apps.lab.layout import Layout, lay_out
+from blinkccl.apps.lab.namespaces import Namespaces, lacking
+from blinkccl.errors import UnsupportedError
+from blinkccl.runtime import ucx
+from blinkccl.topology.model import Link, Topology, Vertex
+from support.extras import needs
+
+HOSTS, HUB = 4, 4
+RING = "4x dgx-spark @ cables=ring"
+PORT = 7711
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.timeout(170)
+
+#: A namespace shows its devices in a /sys of its own.
+OWN_SYS = ["unshare", "--mount", "sh", "-c", 'mount -t sysfs none /sys && exec "$@"', "sh", sys.executable]
+#: A rank's job, in which every element is checked.
+JOB = """
+import json, sys
+import numpy as np
+import blinkccl
+try:
+    comm = blinkccl.init(topo=sys.argv[1] or None, deadline_s=60)
+except blinkccl.BlinkError as error:
+    print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+    sys.exit()
+wrong = 0
+for count in (1, 1000, 1 << 20):
+    total = comm.allreduce(np.full(count, comm.rank + 1.0, np.float32), np.empty(count, np.float32))
+    wrong += int((total != comm.size * (comm.size + 1) / 2).sum())
+    rows = comm.allgather(np.full(count, comm.rank, np.int32)).reshape(comm.size, count)
+    wrong += int((rows != np.arange(comm.size)[:, None]).sum())
+comm.barrier()
+across = comm.split(comm.rank % 2)
+wrong += int((across.allreduce(np.ones(1000), np.empty(1000)) != 2).sum())
+beside = comm.split(comm.rank // 2)
+wrong += int((beside.allreduce(np.ones(1000), np.empty(1000)) != 2).sum())
+comm.barrier()
+print(json.dumps({"wrong": wrong}))
+beside.close(), across.close(), comm.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def ring() -> Iterator[tuple[Namespaces, Layout]]:
+    if reason := lacking():
+        pytest.skip(reason)
+    try:
+        ucx.find()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    pairs = [(host, (host + 1) % HOSTS) for host in range(HOSTS)] + [(host, HUB) for host in range(HOSTS)]
+    links = [Link(*ends, 1, "net", 1.0, "synthetic") for a, b in pairs for ends in ((a, b), (b, a))]
+    vertices = [*(Vertex(host, "cpu", host, "") for host in range(HOSTS)), Vertex(HUB, "switch", 0, "")]
+    network = Topology("a ring and a hub", 1.0, tuple(vertices), tuple(links))
+    layout = lay_out([network], [], 1e9, {(a, b): (a, HUB, b) for a, b in permutations(range(HOSTS), 2)})
+    namespaces = Namespaces(layout)
+    for host in range(HOSTS):
+        mine, others = layout.port[host, HUB], [layout.port[other, HUB] for other in range(HOSTS) if other != host]
+        routes = [f"route add {port.address}/32 via {mine.gateway} dev {mine.device} onlink" for port in others]
+        namespaces.run(host, "ip", routes)
+    yield namespaces, layout
+    namespaces.close()
+
+
+def sent(ring: tuple[Namespaces, Layout]) -> list[dict[str, int]]:
+    """Bytes that have left each host over each interface."""
+    counts = []
+    for host in range(HOSTS):
+        with ring[0].inside(host):
+            lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
+        counts.append({name.strip(): int(row.split()[8]) for name, _, row in (line.partition(":") for line in lines)})
+    return counts
+
+
+def assert_cables_carried(ring: tuple[Namespaces, Layout], before: list[dict[str, int]], least: int) -> None:
+    """Both cables of every host sent ``least`` bytes since ``before``, and the hub a twentieth of them at most."""
+    for host, (then, now) in enumerate(zip(before, sent(ring), strict=True)):
+        cables = [now[port] - then[port] for port in (f"to{(host + 1) % HOSTS}", f"to{(host - 1) % HOSTS}")]
+        assert min(cables) >= least
+        assert now[f"to{HUB}"] - then[f"to{HUB}"] < sum(cables) / 20
+
+
+def ran(ring: tuple[Namespaces, Layout], command: Sequence[str], **more: str) -> list[Any]:
+    """Run a command on every host, with HOST in it replaced; the last line of each output, read as JSON."""
+    namespaces, layout = ring
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("BLINK_RANK", "BLINK_ST"))}
+    outer |= {"UCX_TLS": "tcp", "OMP_NUM_THREADS": "1", "BLINK_STORE": f"tcp://{layout.hosts[0]}:{PORT}"}
+    processes = []
+    for host in range(HOSTS):
+        line = [*OWN_SYS, *(str(host) if word == "HOST" else word for word in command)]
+        environment = outer | {"BLINK_RANK": str(host), "BLINK_WORLD_SIZE": str(HOSTS)} | more
+        with namespaces.inside(host):
+            processes.append(subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True))
+    try:
+        outputs = [process.communicate(timeout=150)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * HOSTS
+    return [json.loads(output.splitlines()[-1]) if output else None for output in outputs]
+
+
+def test_the_plan_of_a_ring_of_cables_runs_on_its_cables_alone(ring: tuple[Namespaces, Layout]) -> None:
+    before = sent(ring)
+    answers = ran(ring, ["-c", JOB, RING])
+    assert [answer.get("wrong", answer) for answer in answers] == [0] * HOSTS
+    assert_cables_carried(ring, before, 1 << 20)
+
+
+@needs("torch")
+def test_torchrun_trains_on_the_cables(ring: tuple[Namespaces, Layout]) -> None:
+    address = ring[1].hosts[0]
+    torchrun = ["-m", "torch.distributed.run", "--nnodes", str(HOSTS), "--node-rank", "HOST", "--nproc-per-node", "1"]
+    torchrun += ["--master-addr", address, "--master-port", str(PORT + 1), str(EXAMPLES / "train.py"), "--json"]
+    before = sent(ring)
+    trained, *others = ran(ring, [*torchrun, "--steps", "20"], BLINK_TOPO=RING)
+    assert others == [None] * (HOSTS - 1)  # rank 0 prints
+    assert trained["ranks"] == HOSTS
+    assert trained["losses"][-1] < trained["losses"][0] - 0.2
+    assert_cables_carried(ring, before, 20 << 20)
+
+
+def test_hosts_that_do_not_match_the_topology_get_one_error_everywhere(ring: tuple[Namespaces, Layout]) -> None:
+    answers = ran(ring, ["-c", JOB, "4x mac-studio @ cables=mesh"])
+    (error,) = {answer.get("error", "none") for answer in answers}
+    assert "expected 1 cable between servers 0 and 2" in error
+    assert "got no subnet of these two alone" in error
+    answers = ran(ring, ["-c", JOB, "2x dgx-spark @ cables=ring"])
+    (error,) = {answer.get("error", "none") for answer in answers}
+    assert "got ranks on hosts as 1 + 1 + 1 + 1" in error
