@@ -91,11 +91,14 @@ def sent(ring: tuple[Namespaces, Layout]) -> list[dict[str, int]]:
 
 
 def assert_cables_carried(ring: tuple[Namespaces, Layout], before: list[dict[str, int]], least: int) -> None:
-    """Both cables of every host sent ``least`` bytes since ``before``, and the hub a twentieth of them at most."""
+    """Both cables of every host sent ``least`` bytes since ``before``, and the hub a fifth of them at most.
+
+    The hub carries the start, and the test transfers of groups that have no plan on the cables.
+    """
     for host, (then, now) in enumerate(zip(before, sent(ring), strict=True)):
         cables = [now[port] - then[port] for port in (f"to{(host + 1) % HOSTS}", f"to{(host - 1) % HOSTS}")]
         assert min(cables) >= least
-        assert now[f"to{HUB}"] - then[f"to{HUB}"] < sum(cables) / 20
+        assert now[f"to{HUB}"] - then[f"to{HUB}"] < sum(cables) / 5
 
 
 def ran(ring: tuple[Namespaces, Layout], command: Sequence[str], **more: str) -> list[Any]:
