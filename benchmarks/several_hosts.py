@@ -286,7 +286,7 @@ class Case:
 
 def cases(arguments: argparse.Namespace) -> Iterator[Case]:
     for mbits, layout in itertools.product(arguments.mbits, arguments.layout):
-        sizes = tuple(arguments.sizes or (SIZES[:4] if mbits else SIZES))
+        sizes = tuple(arguments.sizes or (SIZES if layout == (1, 1) and not mbits else SIZES[:4]))
         yield Case(layout, mbits, "torch", ("allreduce",), sizes)
         more = ("allgather", "broadcast", "reduce_scatter") if mbits else ()
         yield Case(layout, mbits, "native", ("allreduce", *more), sizes)
@@ -402,7 +402,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layout", type=listed(layout_of), default="1+1,2+2,3+1,4+4,1+1+1+1")
     parser.add_argument("--mbits", type=listed(float), default="0,400,4000")
-    parser.add_argument("--sizes", type=listed(bytes_of), help="default: 4K,64K,1M,16M, and 64M if unshaped")
+    parser.add_argument("--sizes", type=listed(bytes_of), help="default: 4K,64K,1M,16M, and 64M of 1+1 if unshaped")
     parser.add_argument("--road", choices=("torch", "native"), help="only these candidates")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--openmpi", metavar="PREFIX", help="Open MPI's prefix, if it is not the one on PATH")

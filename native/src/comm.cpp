@@ -35,11 +35,10 @@ constexpr std::int64_t kIdleWorkUs = 3;         // an idle function that runs lo
 constexpr int kSpins = 4'000;                   // some 100 µs
 constexpr int kSpinsCrowded = 16;
 constexpr std::int64_t kStreamYieldUs = 50;
-constexpr int kSpinsNetwork = 16;              // each spin moves messages
+constexpr int kSpinsNetwork = 2;               // each spin moves messages
 constexpr std::int64_t kPollNetworkUs = 50;    // polling after the last message; longer polling starves network threads of the kernel
 constexpr std::int64_t kLostUs = 1'000;        // a longer yield gave the core to a program that computes;
-constexpr int kRareYields = 50;                // after fewer short ones it does so again:
-constexpr std::int64_t kBusyUs = 100'000;      // for this time the rank does not yield, and polls
+constexpr std::int64_t kMostBusyUs = 200'000;  // for at most this time the rank then does not yield, and polls
 constexpr std::int64_t kPollBusyUs = 10;       // less, because a rank that sleeps and wakes takes precedence
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
 constexpr std::int64_t kDyingUs = 1'000'000;    // within this time a dying process has released its locks
@@ -326,18 +325,15 @@ bool blink_comm::crowded() const {
   return false;
 }
 
-// Lets a rank that polls on the same core go on. A program that computes keeps a yielded core for milliseconds; without
-// one, long yields are rare.
+// Lets a rank that polls on the same core go on. A program that computes keeps a yielded core for milliseconds: then the
+// rank stops yielding, longer each time.
 void blink_comm::yield_to_ranks(std::int64_t now) {
   sched_yield();
   ++stats_.yields;
   const std::int64_t after = now_us();
-  if (after - now <= kLostUs) {
-    ++short_yields_;
-    return;
-  }
-  if (short_yields_ < kRareYields) busy_until_us_ = after + kBusyUs;
-  short_yields_ = 0;
+  const bool lost = after - now > kLostUs;
+  busy_us_ = lost ? std::min(kMostBusyUs, 2 * busy_us_ + kLostUs) : busy_us_ / 2;
+  if (lost) busy_until_us_ = after + busy_us_;
 }
 
 int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {

@@ -253,8 +253,7 @@ struct blink_comm {
   static constexpr int kSpinsShared = 64;  // a microsecond
   static constexpr int kSpinsUnrecorded = 256;
   int usual_spins_, spins_;  // polls before a wait counts as long: the usual number, and the current one
-  std::int64_t yield_us_, busy_until_us_ = 0;
-  int short_yields_ = 0;  // since the last long one
+  std::int64_t yield_us_, busy_us_ = 0, busy_until_us_ = 0;
   // Changed by the collectives' thread only, but read by other threads for their errors.
   std::atomic<std::uint64_t> sequence_{0};
   std::atomic<std::int64_t> started_us_{0};  // begin of the call's first long wait; 0: none;

@@ -21,6 +21,9 @@ constexpr std::int64_t kCloseUs = 1'000'000;  // most time for connections to cl
 //
 // Probes: by default UCX probes a peer over a second connection. TCP's probes and the group's monitor detect lost peers.
 //
+// Segments: TCP's are 8 KiB for sending and 64 KiB for receiving by default, and each is a call of the system. UCX 1.13
+// accepts other sizes only from the environment.
+//
 // Copies: a rank leaves UCX alone between calls, so a message may be done only when the kernel has all of its bytes. UCX
 // reports a copied message as done at once, although over TCP the copy may wait for room in the socket; and a flush waits
 // for the peer's next call. Without copies the report is exact. With an RDMA card, copies stay: the card sends them by
@@ -31,6 +34,8 @@ bool settle(const ucx::Library& ucp, void* settings) {
     return getenv(name.c_str()) == nullptr && ucp.config_modify(settings, variable, value) == ucx::kOk;
   };
   set("KEEPALIVE_INTERVAL", "inf");
+  set("TCP_TX_SEG_SIZE", "256K");
+  set("TCP_RX_SEG_SIZE", "256K");
   std::error_code none;
   return !std::filesystem::exists("/sys/class/infiniband", none) && set("ZCOPY_THRESH", "0");
 }

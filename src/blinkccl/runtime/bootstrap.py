@@ -41,7 +41,7 @@ from blinkccl.native import open_library
 from blinkccl.native.headers import header
 from blinkccl.runtime.addresses import is_own
 from blinkccl.runtime.peer_info import PeerInfo, alive, decode, decode_all, own_peer_info
-from blinkccl.runtime.store import JobPort, Pauses, Store
+from blinkccl.runtime.store import JobPort, MemoryStore, Pauses, Store
 
 _HEADER = header("bootstrap.h")
 _STATUS = _HEADER.numbers("blink_bootstrap_status", "BLINK_BOOTSTRAP_")
@@ -80,8 +80,7 @@ class Published(msgspec.Struct, frozen=True):
     def leader(self) -> PeerInfo | None:
         """Rank 0; None if unknown or of another version, which is reported when all ranks have connected."""
         with suppress(CommunicationError):
-            info = decode(self.info)
-            return info if info.boot_id else None
+            return decode(self.info)
         return None
 
 
@@ -242,18 +241,25 @@ def part(
 
     The first member listens at ``address``, or, if all are on one host, at a UNIX socket (None). All ranks of the group
     call ``exchange`` once, also those that are not members. ``look`` is called often, and raises if a member has ended.
-    Errors as :func:`join`, with ranks counted in ``members``; PlanMismatchError if the first one is on another host.
+    Errors as :func:`join`, with ranks counted in ``members``;
+    PlanMismatchError if the first member is not on this host.
     """
     place = members.index(rank)
-    joining = _Joining(Store(), "", own_peer_info(place, len(members), deterministic), deadline, look)
+    joining = _Joining(MemoryStore(), "", own_peer_info(place, len(members), deterministic), deadline, look)
     if place > 0:
-        return joining.enter_part(exchange(b"")[members[0]].decode())
+        address_and_token = exchange(b"")[members[0]].decode()
+        return joining.enter_part(address_and_token)
     try:
         end, published = joining.listen([] if address is None else [address])
     except CommunicationError:
         exchange(b"")
         raise
-    return joining.meet(end, lambda: exchange(f"{published.places[0]} {published.token}".encode()))
+    with ExitStack() as undo:
+        undo.push(end)
+        exchange(f"{published.places[0]} {published.token}".encode())
+        joining.meet(end)
+        undo.pop_all()
+    return end
 
 
 class _Joining:
@@ -296,7 +302,13 @@ class _Joining:
             self._look_at_others()
 
         end._look = watch if self._size > 1 else self._look
-        return self.meet(end, lambda: self._publish(published))
+        with ExitStack() as undo:
+            undo.push(end)
+            if self._size > 1:
+                self._store.set(self._key, msgspec.msgpack.encode(published))
+            self.meet(end)
+            undo.pop_all()
+        return end
 
     def listen(self, addresses: Sequence[str]) -> tuple[Bootstrap, Published]:
         """Listen at a port for all ``addresses`` of this process, or without any at a UNIX socket."""
@@ -397,7 +409,11 @@ class _Joining:
                 )
             return None
         try:
-            return self.meet(end)
+            with ExitStack() as undo:
+                undo.push(end)
+                self.meet(end)
+                undo.pop_all()
+            return end
         except PeerLostError as error:
             if error.rank != 0 or self._in_part:
                 raise
@@ -437,16 +453,11 @@ class _Joining:
                 troubles.append(f"{host}:{port}: {error}")
         return "", ", ".join(troubles)
 
-    def meet(self, end: Bootstrap, publish: Callable[[], object] = lambda: None) -> Bootstrap:
-        """Exchange the peer info of all ranks, the first round; on a failure, tell the others and close ``end``."""
-        with ExitStack() as undo:
-            undo.push(end)
-            publish()
-            words, _ = end.all_gather(msgspec.msgpack.encode(self._mine), self._deadline)
-            end.peers = decode_all(words)
-            undo.pop_all()
+    def meet(self, end: Bootstrap) -> None:
+        """Exchange the peer info of all ranks, the first round."""
+        words, _ = end.all_gather(msgspec.msgpack.encode(self._mine), self._deadline)
+        end.peers = decode_all(words)
         end._look = self._look
-        return end
 
     def _challenge(self, other: Published | None, ours: Published | None = None) -> None:
         """Notify all ranks of both jobs if another rank 0 listens under the same key."""
@@ -477,10 +488,6 @@ class _Joining:
         if self._at_port is not None or self._size == 1:
             return self._at_port
         return _read(self._store, self._key, _PUBLISHED)
-
-    def _publish(self, published: Published) -> None:
-        if self._size > 1:
-            self._store.set(self._key, msgspec.msgpack.encode(published))
 
     def _tell_presence(self, trouble: str = "") -> None:
         presence = Presence(self._mine, time.monotonic(), trouble)
