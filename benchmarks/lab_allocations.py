@@ -322,7 +322,7 @@ GPUs that NVLink connects. `benchmarks/lab_allocations.py` writes this page.
 - *Links* keep their ratios. The rate of a lane (25 GB/s, on a DGX-1P 20) in Mbit/s is the highest that two virtual
   cores hold for the allocation.
 - *Rates* are scaled to the links of the machine, in GB/s. A plan reaches them if only links limit it.
-- `rings` is all of NCCL 2.4's rings together, over PCIe if NVLink closes none.
+- `rings` is all of NCCL 2.4's rings together, over PCIe if the NVLinks form no ring.
 
 `-o table.json` writes the time of each algorithm into a table with the laboratory's scale, which `blink explain` reads
 with `--measured table.json`. The table compares trees on such links and says nothing about kernels: the choices of

@@ -58,7 +58,7 @@ def picture() -> str:
 
     with TemporaryDirectory() as folder:
         drawing = Path(folder) / "plan.svg"
-        blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 5, 6]).show(drawing)
+        blinkccl.plan("allreduce", "dgx-1v", gpus=[1, 4, 5, 6]).show(drawing, "256K")
         data = b64encode(drawing.read_bytes()).decode()
     alt = "GPUs 1, 4, 5 and 6 of a DGX-1V, the two trees of an AllReduce on their NVLinks, and the cut around GPU 4"
     return f'<img style="width: 46rem" alt="{alt}" src="data:image/svg+xml;base64,{data}">'

@@ -34,6 +34,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from blinkccl.cli import console
 from blinkccl.cli.app import command as root
 from blinkccl.runtime.communicator import Communicator
 from support.examples import ALL_TESTS
@@ -83,6 +84,8 @@ OWN_VARIABLES = {
     "BLINK_MPI_RANKS",
     "BLINK_MPI_SHARED_DIR",
 }
+#: Width of the terminal that pages show, as GitHub and the site display it without a scroll bar; wide tables are whole.
+COLUMNS, WIDE = 104, ("blink bench ", "blink topo --list")
 #: Languages of blocks that are only for display.
 SHOWN = {"", "text", "output", "cuda", "json", "toml"}
 _COMMENT = re.compile(
@@ -190,6 +193,7 @@ class Runner:
     def __init__(self, blink: Any, capsys: pytest.CaptureFixture[str], update: bool) -> None:
         self.blink, self.capsys, self.update = blink, capsys, update
         self.names: dict[str, Any] = {}
+        self.columns: int | None = COLUMNS
 
     def run(self, block: Block) -> None:
         """Run a block; AssertionError if its exit code or output differs from the page."""
@@ -217,6 +221,7 @@ class Runner:
             self._compare(block, block.output, [printed], "```output\n", "```\n")
 
     def _command(self, block: Block, command: str, shown: str, code: int) -> None:
+        self.columns = None if command.startswith(WIDE) else COLUMNS
         if command.startswith("blink ") and not re.search(r" [|<>] ", command):
             ended = self.blink(*shlex.split(command)[1:])
             texts = [ended.out, ended.err + ended.out, ended.out + ended.err][code > 0 :]
@@ -260,6 +265,7 @@ def test_a_page_shows_the_output_of_its_blocks(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     runner = Runner(blink, request.getfixturevalue("capsys"), request.config.getoption("--update-golden"))
+    monkeypatch.setattr(console, "width", lambda: runner.columns)
     with closing(runner):
         for block in BLOCKS[page]:
             if ("slow" not in block.directives or ALL_TESTS) and _is_here(block.directives.get("needs", "blinkccl")):

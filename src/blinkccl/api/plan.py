@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def price(self) -> Fraction:
-        """The cost of that order: the bound, which holds for plans in any order, over the rate."""
+        """The cost of that order, as a ratio of the bound of plans in any order to the rate."""
         return self.forest.price
 
     @property
