@@ -1,21 +1,17 @@
 """The post "NCCL ring vs tree" as a program: AllReduce by a ring and by two trees, over torch's send and receive.
 
-    python -m reproduction.send_and_recv [--nproc 4] [--sizes 4K,256K,4M] [--iterations 5]
-    torchrun --nproc-per-node 4 -m reproduction.send_and_recv
+    torchrun --nproc-per-node 4 -m reproduction.send_and_recv [--sizes 4K,256K,4M] [--iterations 5]
 
-The first form starts the processes itself, with gloo. Each rank executes its own roles in the order of their ticks, so
-the bits equal those of the reference engine. A time is the median of the slowest rank's; the process group's own
-AllReduce takes turns with the Programs. Exit 1 if a bit differs.
+Each rank executes its own roles in the order of their ticks, so the bits equal those of the reference engine. A time is
+the median of the slowest rank's. The last column is gloo's own AllReduce. Exit 1 if a bit differs.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -98,23 +94,12 @@ def measure(count: int, iterations: int) -> bool:
     return not wrong.item()
 
 
-def start_ranks(options: argparse.Namespace) -> NoReturn:
-    """Become PyTorch's launcher, which starts this module once per rank."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.nproc}"]
-    module = ["-m", "reproduction.send_and_recv", f"--sizes={options.sizes}", f"--iterations={options.iterations}"]
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.execv(sys.executable, [*launcher, *module])
-
-
 def main() -> int:
-    """Start the processes, or be one of them."""
+    """Run one rank of ``torchrun``."""
     parser = argparse.ArgumentParser(description="AllReduce by ring and trees over send and receive.")
-    parser.add_argument("--nproc", type=int, default=4, help="processes to start, without torchrun (default 4)")
     parser.add_argument("--sizes", default="4K,256K,4M", help="bytes, comma-separated (default %(default)s)")
     parser.add_argument("--iterations", type=int, default=5)
     options = parser.parse_args()
-    if "RANK" not in os.environ:
-        start_ranks(options)
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
         print(f"ms among {dist.get_world_size()} ranks\n{'bytes':>12}{'ring':>12}{'trees':>12}{'library':>12}")

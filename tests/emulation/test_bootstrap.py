@@ -30,11 +30,11 @@ from blinkccl.errors import (
 )
 from blinkccl.runtime import addresses, peer_info
 from blinkccl.runtime import bootstrap as bootstrap_module
-from blinkccl.runtime.addresses import own_address_towards
+from blinkccl.runtime.addresses import own_addresses
 from blinkccl.runtime.bootstrap import Bootstrap, Published, _Joining, join
 from blinkccl.runtime.peer_info import own_peer_info, same_host
 from blinkccl.runtime.spanning_group import open_group
-from blinkccl.runtime.store import FileStore, JobPort, open_store
+from blinkccl.runtime.store import FileStore, JobPort, Store, open_store
 
 #: Timeouts: for ranks that all come, on a busy machine; and for a rank that is missing on purpose.
 PATIENT_S = 15.0
@@ -200,7 +200,7 @@ def over_tcp(url: str, rank: int, host: str) -> int:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_ranks_of_several_hosts_share_no_descriptors(directory: str, host: str) -> None:
-    if own_address_towards(host) != host:
+    if own_addresses(host) != [host]:
         pytest.skip(f"this machine has no {host}")
     ended = outcomes([RankProcess(over_tcp, directory, rank, host) for rank in range(2)])
     assert ended == [Outcome(value=2)] * 2
@@ -260,13 +260,13 @@ def takes_itself_for_another_host(url: str, rank: int, crowded: int = 0) -> int:
     """Rank 1 does not find rank 0's UNIX socket; the first ``crowded`` times, as with very many ranks at once."""
     real, knocks = _Joining._connected, iter(range(crowded or 10**6))
 
-    def connected(self: _Joining, place: str, token: str) -> Bootstrap | None:
+    def connected(self: _Joining, place: str, token: str, host: str | None) -> Bootstrap | None:
         if rank == 1 and place.startswith("unix:") and next(knocks, None) is not None:
             self._note = (
                 f"cannot connect to rank 0 at {place}: {os.strerror(errno.EAGAIN if crowded else errno.ECONNREFUSED)}"
             )
             return None
-        return real(self, place, token)
+        return real(self, place, token, host)
 
     _Joining._connected = connected
     deadline = time.monotonic() + PATIENT_S
@@ -416,13 +416,24 @@ def test_a_loopback_by_the_hosts_own_name_is_not_where_others_come(monkeypatch: 
     """Debian's hosts files map a host's own name to 127.0.1.1."""
     ways = {"me": "127.0.1.1", "192.0.2.1": "10.1.2.3", "127.0.0.1": "127.0.0.1", "far": "10.9.9.9"}
     monkeypatch.setattr(addresses, "_source_address", ways.get)
-    monkeypatch.setattr(addresses, "own_addresses", lambda: ["10.7.7.7"])
-    assert own_address_towards("me") == "10.1.2.3"
-    assert own_address_towards("127.0.0.1") == "127.0.0.1"
-    assert own_address_towards("far") == "10.9.9.9"
-    del ways["192.0.2.1"]
-    assert own_address_towards("me") == "10.7.7.7"
-    assert own_address_towards("nowhere") == socket.gethostname()
+    monkeypatch.setattr(addresses, "own_interfaces", dict)
+    assert own_addresses("me") == ["10.1.2.3"]
+    assert own_addresses("127.0.0.1") == ["127.0.0.1"]
+    assert own_addresses("far") == ["10.9.9.9", "10.1.2.3"]
+    monkeypatch.undo()
+    assert not any(address.startswith("127.") for address in own_addresses("nowhere"))
+
+
+def test_the_first_address_of_rank_0_that_answers_is_taken_and_its_name_remembered() -> None:
+    """A name that resolves to 127.0.1.1 on rank 0's own host still leads to it from others."""
+    joining = _Joining(Store(), "", own_peer_info(1, 2), time.monotonic() + PATIENT_S)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        places = ["tcp:127.0.0.1:1", f"tcp:localhost:{port}"]
+        assert joining._reached(places) == (f"tcp:127.0.0.1:{port}", "localhost", "")
+    place, host, troubles = joining._reached(places)
+    assert (place, host) == ("", "")
+    assert re.search(rf"^127.0.0.1:1: .*refused, localhost:{port}: .*refused$", troubles)
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------

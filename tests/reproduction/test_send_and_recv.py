@@ -14,9 +14,9 @@ from support.extras import needs
 @needs("torch")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ring_and_trees_run_over_send_and_receive(ranks: int) -> None:
-    options = ["--nproc", str(ranks), "--sizes", "4K,3M", "--iterations", "1"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
-        [sys.executable, "-m", "reproduction.send_and_recv", *options],
+        [*launcher, "-m", "reproduction.send_and_recv", "--sizes=4K,3M", "--iterations=1"],
         capture_output=True,
         text=True,
         timeout=110,

@@ -1,4 +1,4 @@
-"""The addresses of this host: its interfaces, and the one at which other hosts reach it."""
+"""The addresses of this host, at which other hosts reach it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 _IPV6 = Path("/proc/net/if_inet6")
 _GLOBAL_SCOPE = 0
+#: A reserved address, to which only the default route leads.
+_ANYWHERE = "192.0.2.1"
 
 
 def is_local(host: str) -> bool:
@@ -63,23 +65,16 @@ def _with_ipv6() -> dict[str, IPv6Interface]:
     return {}
 
 
-def own_addresses() -> list[str]:
-    """This host's addresses, of all interfaces but the loopback's."""
-    return [str(ip_interface(address).ip) for address in own_interfaces().values()]
+def own_addresses(towards: str = _ANYWHERE) -> list[str]:
+    """This process's addresses for ranks of other hosts: on the route to ``towards``, by default, then of interfaces.
 
-
-def own_address_towards(host: str) -> str:
-    """This host's address on the route to ``host``; its name if there is no route.
-
-    If ``host`` is this host under a name that resolves to a loopback address (127.0.1.1 in many hosts files), the
-    address of another route.
+    Loopback addresses count only towards one. A name of this host may resolve to one (127.0.1.1 in many hosts files).
     """
-    source = _source_address(host)
-    if source is None or is_local(host) or not is_local(source):
-        return source or socket.gethostname()
-    elsewhere = _source_address("192.0.2.1")  # a reserved address, so the default route
-    others = [address for address in (elsewhere, *own_addresses()) if address and not is_local(address)]
-    return next(iter(others), source)
+    if is_local(towards):
+        return [_source_address(towards) or towards]
+    interfaces = (str(ip_interface(address).ip) for address in own_interfaces().values())
+    addresses = (_source_address(towards), _source_address(_ANYWHERE), *interfaces)
+    return list(dict.fromkeys(address for address in addresses if address and not is_local(address)))
 
 
 def _source_address(host: str) -> str | None:

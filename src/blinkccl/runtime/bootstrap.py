@@ -41,7 +41,7 @@ from blinkccl.native import open_library
 from blinkccl.native.headers import header
 from blinkccl.runtime.addresses import is_own
 from blinkccl.runtime.peer_info import PeerInfo, alive, decode, decode_all, own_peer_info
-from blinkccl.runtime.store import JobPort, MemoryStore, Pauses, Store
+from blinkccl.runtime.store import JobPort, Pauses, Store
 
 _HEADER = header("bootstrap.h")
 _STATUS = _HEADER.numbers("blink_bootstrap_status", "BLINK_BOOTSTRAP_")
@@ -58,6 +58,8 @@ REACH_S = 2.0
 _REPORT_S = 0.5
 #: Seconds between two searches for another rank 0.
 LOOK_S = 0.5
+#: The most addresses of the first rank of a part.
+_MAX_PLACES = 3
 #: Interval at which the interpreter handles signals, and ranks check whether others are alive.
 _SLICE_MS = 100
 _Kind = TypeVar("_Kind")
@@ -80,7 +82,8 @@ class Published(msgspec.Struct, frozen=True):
     def leader(self) -> PeerInfo | None:
         """Rank 0; None if unknown or of another version, which is reported when all ranks have connected."""
         with suppress(CommunicationError):
-            return decode(self.info)
+            info = decode(self.info)
+            return info if info.boot_id else None
         return None
 
 
@@ -235,31 +238,24 @@ def part(
     deadline: float,
     look: Callable[[], None] = lambda: None,
     deterministic: str = "",
-    address: str | None = None,
+    addresses: Sequence[str] = (),
 ) -> Bootstrap:
     """Connect ``members``, ranks of a group whose ``exchange`` returns the bytes of all its ranks, by rank.
 
-    The first member listens at ``address``, or, if all are on one host, at a UNIX socket (None). All ranks of the group
+    The first member listens at its ``addresses``, or, if all are on one host, at a UNIX socket. All ranks of the group
     call ``exchange`` once, also those that are not members. ``look`` is called often, and raises if a member has ended.
-    Errors as :func:`join`, with ranks counted in ``members``;
-    PlanMismatchError if the first member is not on this host.
+    Errors as :func:`join`, with ranks counted in ``members``; PlanMismatchError if the first one is on another host.
     """
     place = members.index(rank)
-    joining = _Joining(MemoryStore(), "", own_peer_info(place, len(members), deterministic), deadline, look)
+    joining = _Joining(Store(), "", own_peer_info(place, len(members), deterministic), deadline, look)
     if place > 0:
-        address_and_token = exchange(b"")[members[0]].decode()
-        return joining.enter_part(address_and_token)
+        return joining.enter_part(exchange(b"")[members[0]].decode())
     try:
-        end, published = joining.listen([] if address is None else [address])
+        end, published = joining.listen(addresses[:_MAX_PLACES])
     except CommunicationError:
         exchange(b"")
         raise
-    with ExitStack() as undo:
-        undo.push(end)
-        exchange(f"{published.places[0]} {published.token}".encode())
-        joining.meet(end)
-        undo.pop_all()
-    return end
+    return joining.meet(end, lambda: exchange(" ".join([*published.places, published.token]).encode()))
 
 
 class _Joining:
@@ -302,13 +298,7 @@ class _Joining:
             self._look_at_others()
 
         end._look = watch if self._size > 1 else self._look
-        with ExitStack() as undo:
-            undo.push(end)
-            if self._size > 1:
-                self._store.set(self._key, msgspec.msgpack.encode(published))
-            self.meet(end)
-            undo.pop_all()
-        return end
+        return self.meet(end, lambda: self._publish(published))
 
     def listen(self, addresses: Sequence[str]) -> tuple[Bootstrap, Published]:
         """Listen at a port for all ``addresses`` of this process, or without any at a UNIX socket."""
@@ -386,9 +376,9 @@ class _Joining:
                 f"rank {self._rank} runs on {self._mine.hostname}, rank 0 on {leader.hostname}, and {self._store} "
                 "serves one host; set BLINK_STORE=tcp://HOST:PORT with the host of rank 0 and a free port there"
             )
-        trouble = ""
+        host, trouble = None, ""
         if place.startswith("tcp:"):
-            place, trouble = self._reached(published.places)
+            place, host, trouble = self._reached(published.places)
         if trouble:
             trouble = f"({self._mine}) cannot connect to rank 0{f' ({leader})' if leader else ''} at {trouble}"
         if trouble != self._trouble:
@@ -399,7 +389,7 @@ class _Joining:
             if time.monotonic() >= self._again_until.get(published.token, math.inf) and leader is None:
                 raise PeerLostError(0, "its process ended before all ranks had come")
             return None
-        end = self._connected(place, published.token)
+        end = self._connected(place, published.token, host)
         if end is None:
             if self._in_part and os.strerror(errno.EAGAIN) not in self._note:  # else too many ranks connect at once
                 self._look()
@@ -409,11 +399,7 @@ class _Joining:
                 )
             return None
         try:
-            with ExitStack() as undo:
-                undo.push(end)
-                self.meet(end)
-                undo.pop_all()
-            return end
+            return self.meet(end)
         except PeerLostError as error:
             if error.rank != 0 or self._in_part:
                 raise
@@ -421,15 +407,15 @@ class _Joining:
             self._note = error.message
             return None
 
-    def enter_part(self, address_and_token: str) -> Bootstrap:
+    def enter_part(self, addresses_and_token: str) -> Bootstrap:
         """Join the rank 0 of a part of a group, which listened before its address came, and is not restarted."""
-        place, _, token = address_and_token.partition(" ")
+        *places, token = addresses_and_token.split(" ")
         if not token:
             raise CommunicationError("rank 0 could not listen; its own error has the reason")
-        self._in_part, self._at_port = True, Published([place], token)
+        self._in_part, self._at_port = True, Published(places, token)
         return self.follow()
 
-    def _connected(self, place: str, token: str) -> Bootstrap | None:
+    def _connected(self, place: str, token: str, host: str | None) -> Bootstrap | None:
         reason = _Reason()
         handle = _library().blink_bootstrap_connect(
             place.encode(), token.encode(), self._rank, self._size, c.byref(reason)
@@ -437,27 +423,31 @@ class _Joining:
         if handle is None:
             self._note = reason.text.decode(errors="replace")
             return None
-        host = place.removeprefix("tcp:").rpartition(":")[0] if place.startswith("tcp:") else None
         return Bootstrap(handle, self._rank, self._size, self._look, host)
 
-    def _reached(self, places: Sequence[str]) -> tuple[str, str]:
-        """The first place "tcp:HOST:PORT" that accepts a connection, as a number, or the reasons why none does."""
+    def _reached(self, places: Sequence[str]) -> tuple[str, str, str]:
+        """The first "tcp:HOST:PORT" that accepts a connection, as a number, and its HOST; or the reasons of all."""
         troubles = []
         for place in places:
             host, _, port = place.removeprefix("tcp:").rpartition(":")
             left_s = max(0.05, min(REACH_S, self._deadline - time.monotonic()))
             try:
                 with socket.create_connection((host, int(port)), left_s) as probe:
-                    return f"tcp:{probe.getpeername()[0]}:{port}", ""
+                    return f"tcp:{probe.getpeername()[0]}:{port}", host, ""
             except OSError as error:
                 troubles.append(f"{host}:{port}: {error}")
-        return "", ", ".join(troubles)
+        return "", "", ", ".join(troubles)
 
-    def meet(self, end: Bootstrap) -> None:
-        """Exchange the peer info of all ranks, the first round."""
-        words, _ = end.all_gather(msgspec.msgpack.encode(self._mine), self._deadline)
-        end.peers = decode_all(words)
+    def meet(self, end: Bootstrap, publish: Callable[[], object] = lambda: None) -> Bootstrap:
+        """Exchange the peer info of all ranks, the first round; on a failure, tell the others and close ``end``."""
+        with ExitStack() as undo:
+            undo.push(end)
+            publish()
+            words, _ = end.all_gather(msgspec.msgpack.encode(self._mine), self._deadline)
+            end.peers = decode_all(words)
+            undo.pop_all()
         end._look = self._look
+        return end
 
     def _challenge(self, other: Published | None, ours: Published | None = None) -> None:
         """Notify all ranks of both jobs if another rank 0 listens under the same key."""
@@ -488,6 +478,10 @@ class _Joining:
         if self._at_port is not None or self._size == 1:
             return self._at_port
         return _read(self._store, self._key, _PUBLISHED)
+
+    def _publish(self, published: Published) -> None:
+        if self._size > 1:
+            self._store.set(self._key, msgspec.msgpack.encode(published))
 
     def _tell_presence(self, trouble: str = "") -> None:
         presence = Presence(self._mine, time.monotonic(), trouble)

@@ -26,7 +26,7 @@ from blinkccl.runtime.group import Group
 from blinkccl.runtime.hosts import Place
 from blinkccl.runtime.peer_info import alive
 from blinkccl.runtime.spanning_group import open_group, open_part
-from blinkccl.runtime.store import MemoryStore, Store, TorchStore, open_store
+from blinkccl.runtime.store import Store, TorchStore, open_store
 from blinkccl.runtime.timeouts import default_timeout_s
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
@@ -427,7 +427,7 @@ def init(
     if isinstance(store, Store):
         opened = store
     elif place.world_size == 1 and place.store_url is None:
-        opened = MemoryStore()
+        opened = Store()
     else:
         opened = open_store(store_of(place), place.rank, time.monotonic() + seconds)
     prefix = f"blink/{place.job_id}" if place.job_id else "blink"

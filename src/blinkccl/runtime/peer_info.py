@@ -7,7 +7,6 @@ import platform
 import secrets
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
 
 import msgspec
 
@@ -16,27 +15,26 @@ from blinkccl.runtime.process import PROC, lives, namespace, start_time
 
 #: The variable that places processes of one machine on different hosts.
 HOST_ID = "BLINK_HOSTID"
-_Kind = TypeVar("_Kind")
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
     """A rank, its process, and its host's boot; ``deterministic`` is the rank's option.
 
-    ``token`` is fresh for each group; rank 0's marks the group's memory.
+    ``token`` is fresh for each group; rank 0's marks the group's memory. Other versions may lack fields.
     ``network`` and ``processes`` are inodes of namespaces. Two processes can share memory if ``boot_id`` and
     ``network`` are equal; they see each other's process numbers if ``processes`` is equal.
     """
 
     rank: int
-    world_size: int
-    hostname: str
-    boot_id: str
-    network: int
-    processes: int
-    pid: int
-    start: int
-    version: str
-    token: bytes
+    hostname: str = "an unknown host"
+    pid: int = 0
+    version: str = "an unknown one"
+    world_size: int = 0
+    boot_id: str = ""
+    network: int = 0
+    processes: int = 0
+    start: int = 0
+    token: bytes = b""
     deterministic: str = ""
 
     def __str__(self) -> str:
@@ -52,40 +50,25 @@ def own_peer_info(rank: int, world_size: int, deterministic: str = "") -> PeerIn
     """Peer info of this process as rank ``rank`` of ``world_size``."""
     return PeerInfo(
         rank,
-        world_size,
         platform.node(),
+        os.getpid(),
+        package_version(),
+        world_size,
         _boot_id(),
         namespace("net"),
         namespace("pid"),
-        os.getpid(),
         start_time(os.getpid()),
-        package_version(),
         secrets.token_bytes(16),
         deterministic,
     )
 
 
 def decode(data: bytes) -> PeerInfo:
-    """Decode msgpack ``data``; CommunicationError if it is not a peer info."""
-    return _decoded(data, PeerInfo)
-
-
-def _decoded(data: bytes, kind: type[_Kind]) -> _Kind:
+    """Decode msgpack ``data``, of any version; CommunicationError if it is not a peer info."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return msgspec.msgpack.decode(data, type=PeerInfo)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise CommunicationError(f"not a rank's peer info: {error}; is another version of Blink in this job?") from None
-
-
-class _Outline(msgspec.Struct, frozen=True):
-    """The fields that every version's peer info has."""
-
-    hostname: str = "an unknown host"
-    pid: int = 0
-    version: str = "an unknown one"
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.hostname}"
 
 
 def decode_all(words: Sequence[bytes]) -> tuple[PeerInfo, ...]:
@@ -94,14 +77,13 @@ def decode_all(words: Sequence[bytes]) -> tuple[PeerInfo, ...]:
     The errors have the same text on every rank: PlanMismatchError, which names rank 0 and the first that differs, if
     ranks differ in version or in the promised order; CommunicationError if a rank sent something else.
     """
-    outlines = [_decoded(word, _Outline) for word in words]
-    for rank, other in enumerate(outlines):
-        if other.version != outlines[0].version:
-            raise PlanMismatchError(
-                f"ranks disagree on version: rank 0 ({outlines[0]}) has {outlines[0].version}, rank {rank} ({other}) "
-                f"has {other.version}; install the same on all hosts"
-            )
     peers = tuple(map(decode, words))
+    for rank, peer in enumerate(peers):
+        if peer.version != peers[0].version:
+            raise PlanMismatchError(
+                f"ranks disagree on version: rank 0 ({peers[0]}) has {peers[0].version}, rank {rank} ({peer}) has "
+                f"{peer.version}; install the same on all hosts"
+            )
     for rank, peer in enumerate(peers):
         if (peer.rank, peer.world_size) != (rank, len(peers)):
             raise CommunicationError(

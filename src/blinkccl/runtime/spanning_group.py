@@ -37,7 +37,7 @@ from blinkccl.errors import (
     ranks_text,
 )
 from blinkccl.runtime import timeline, ucx
-from blinkccl.runtime.addresses import own_address_towards, own_interfaces
+from blinkccl.runtime.addresses import own_addresses, own_interfaces
 from blinkccl.runtime.bootstrap import Bootstrap, join, part
 from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
@@ -403,9 +403,9 @@ def open_part(
 ) -> Group:
     """The group of ``members`` of ``group``; all its ranks call ``exchange``, see :func:`.bootstrap.part`."""
     hosts = {group.peers[rank].host for rank in members}
-    address = own_address_towards(group.host) if group.host is not None and len(hosts) > 1 else None
+    addresses = own_addresses(group.host) if group.host is not None and len(hosts) > 1 else []
     deadline, look = time.monotonic() + group.timeout_s, group.watch(members)
-    met = part(exchange, members, group.rank, deadline, look, group.deterministic, address)
+    met = part(exchange, members, group.rank, deadline, look, group.deterministic, addresses)
     return _group_of(met, members.index(group.rank), prefix, group.timeout_s, group.place.part(members))
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,7 +29,7 @@ from urllib.parse import quote
 
 from blinkccl.errors import CommunicationError, LaunchError, RendezvousTimeout, UnsupportedError
 from blinkccl.private_files import private_directory, write_at_once
-from blinkccl.runtime.addresses import is_local, own_address_towards, own_addresses
+from blinkccl.runtime.addresses import is_local, own_addresses
 from blinkccl.runtime.environment import prepare
 from blinkccl.runtime.peer_info import HOST_ID
 
@@ -56,19 +55,20 @@ class Pauses:
         return True
 
 
-class Store(ABC):
-    """A few small values by name, which all ranks of a job can read.
+class Store:
+    """A few small values by name, which all ranks of a job can read; this class itself keeps nothing.
 
     CommunicationError if the store itself is lost, ValueError for a key or a value beyond the limits above.
     """
 
-    @abstractmethod
     def set(self, key: str, value: bytes) -> None:
         """Set ``key`` to ``value``, and replace an earlier value."""
+        check(key, value)
 
-    @abstractmethod
     def peek(self, key: str) -> bytes | None:
         """The value of ``key`` at this moment, or None."""
+        check(key)
+        return None
 
     def addresses(self) -> list[str]:
         """This process's addresses for ranks of other hosts, the best first; none if the store serves one host."""
@@ -83,22 +83,6 @@ def check(key: str, value: bytes = b"") -> bytes:
     if len(value) > MAX_VALUE_BYTES:
         raise ValueError(f"a value has at most {MAX_VALUE_BYTES} bytes, got {len(value)}")
     return encoded
-
-
-class MemoryStore(Store):
-    """A store in this process's memory, for a job of one rank."""
-
-    def __init__(self) -> None:
-        self._values: dict[bytes, bytes] = {}
-
-    def __str__(self) -> str:
-        return "this process's memory"
-
-    def set(self, key: str, value: bytes) -> None:
-        self._values[check(key, value)] = value
-
-    def peek(self, key: str) -> bytes | None:
-        return self._values.get(check(key))
 
 
 class FileStore(Store):
@@ -147,12 +131,6 @@ class JobPort(Store):
     def __str__(self) -> str:
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
-    def set(self, key: str, value: bytes) -> None:
-        check(key, value)
-
-    def peek(self, key: str) -> None:
-        check(key)
-
     def addresses(self) -> list[str]:
         return [self.host]
 
@@ -180,7 +158,7 @@ class MpiStore(Store):
         return self._value if key == self._key else None
 
     def addresses(self) -> list[str]:
-        return own_addresses() or super().addresses()
+        return own_addresses()
 
 
 class TorchStore(Store):
@@ -207,7 +185,7 @@ class TorchStore(Store):
         while hasattr(inner, "underlying_store"):
             inner = inner.underlying_store
         host = getattr(inner, "host", None)
-        return super().addresses() if host is None or is_local(host) else [own_address_towards(str(host))]
+        return super().addresses() if host is None or is_local(host) else own_addresses(str(host))
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -98,7 +98,8 @@ def test_one_rank_needs_no_trees():
     ],
 )
 def test_values_out_of_range_are_refused_by_place(key, value):
-    with pytest.raises(LaunchError, match=rf"peer 1: .*{'topo' if key == 'settings' else key}") as refused:
+    place = {"settings": "peer 1: 'topo'", "name": "peer 1: 'name'"}.get(key, rf"Expected .* - at `\$\[1\]\.{key}`")
+    with pytest.raises(LaunchError, match=place) as refused:
         read([peer(0), peer(1, **{key: value})])
     assert "\x1b" not in str(refused.value)
 

@@ -20,7 +20,6 @@ from blinkccl.runtime.store import (
     MAX_VALUE_BYTES,
     FileStore,
     JobPort,
-    MemoryStore,
     MpiStore,
     Store,
     TorchStore,
@@ -39,13 +38,13 @@ def torch_store() -> Store:
     return TorchStore(torch.PrefixStore("group", torch.HashStore()))
 
 
-@pytest.fixture(params=["file", pytest.param("torch", marks=needs("torch")), "memory"])
+@pytest.fixture(params=["file", pytest.param("torch", marks=needs("torch"))])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Store]]:
     """One store, from the view of two ranks."""
     if request.param == "file":
         yield FileStore(tmp_path / "a" / "store"), FileStore(tmp_path / "a" / "store")
     else:
-        store = torch_store() if request.param == "torch" else MemoryStore()
+        store = torch_store()
         yield store, store
 
 
@@ -217,7 +216,7 @@ def test_addresses_for_ranks_of_other_hosts(tmp_path: Path, monkeypatch: pytest.
     assert [store.addresses() for store in stores] == [[], []]
     monkeypatch.setenv("BLINK_HOSTID", "a")
     assert [store.addresses() for store in stores] == [["127.0.0.1"]] * 2
-    monkeypatch.setattr("blinkccl.runtime.store.own_address_towards", lambda host: f"mine towards {host}")
+    monkeypatch.setattr("blinkccl.runtime.store.own_addresses", lambda host: [f"mine towards {host}"])
     monkeypatch.setattr(Torchs, "host", "far")
     assert stores[1].addresses() == ["mine towards far"]
 
