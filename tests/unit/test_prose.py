@@ -136,7 +136,7 @@ def prose(path: Path) -> Iterator[str]:
     """The paragraphs of a page, the docstrings and comments of a Python file, or the comments of a C++ file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        yield re.sub(r"^    .*$|^```.*?^```$|!\[.*?\]\(.*?\)", "", text, flags=re.MULTILINE | re.DOTALL)
+        yield re.sub(r"^    [^\n]*$|^```.*?^```$|!\[.*?\]\(.*?\)", "", text, flags=re.MULTILINE | re.DOTALL)
         return
     mark = "#" if path.suffix == ".py" else "//"
     for block in re.findall(rf"(?:^[ \t]*{mark}.*\n?)+", text, re.MULTILINE):

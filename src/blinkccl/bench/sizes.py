@@ -20,7 +20,7 @@ MAX_BYTES = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Sizes from ``first`` to ``last`` bytes, with a ``factor`` between them."""
+    """Sizes from ``first`` to ``last`` bytes, each ``factor`` times the one before."""
 
     first: int
     last: int

@@ -532,7 +532,7 @@ _ends: weakref.WeakSet[Bootstrap] = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """Close a forked child's copies of connections, whose closing shows that the rank has ended."""
+    """Close a forked child's copies of connections: an open copy would hide the end of the rank from its peers."""
     for end in list(_ends):
         end.close()
 

@@ -19,7 +19,7 @@ It ends at a group of ranks: of this host (runtime/host_group) or of several (ru
 - ``async_op=False`` runs in the caller's thread. ``async_op=True`` always returns before the call has run: it may
   wait for a peer that first waits for this rank in another group.
 - Messages (send, recv, all_to_all) are not part of that order.
-- Every call ends by its timeout (the group's, or that in its options). Its error is both an error of
+- Every call ends within its timeout: that of its options, or else that of its group. The error is both an error of
   :mod:`blinkccl.errors` and a ``torch.distributed.DistBackendError``.
 - ``"blink"`` serves CPU tensors. A string with devices names the backends for others: ``"cpu:blink,cuda:nccl"``. Calls
   of NCCL use our trees if ``blink run`` starts the program.

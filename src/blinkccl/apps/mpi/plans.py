@@ -13,9 +13,10 @@ _RANKS = ("-n", "-np", "--np", "-c")
 
 
 def known_bundles(command: Sequence[str]) -> str:
-    """The value of ``BLINK_MPI_BUNDLES``, "RANKS PATH" per line. Missing ones for the launcher's ``-n`` are made.
+    """The value of ``BLINK_MPI_BUNDLES``: a line "RANKS PATH" for each bundle on this host.
 
-    If they cannot be made, rank 0 tries again, and reports why its communicators stay with the MPI library.
+    The bundle for the launcher's ``-n`` is made if it is missing. If that fails, rank 0 of the job tries again, and
+    reports why the MPI library serves its communicators.
     """
     for option, value in pairwise(command):
         if option in _RANKS and value.isdecimal() and 2 <= int(value) <= MOST_RANKS:

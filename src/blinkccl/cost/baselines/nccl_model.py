@@ -12,7 +12,8 @@ rules for rings and trees; the channels come from :mod:`~blinkccl.cost.baselines
 Differences: CollNet and PAT are left out, and NVLS is in :mod:`~blinkccl.cost.baselines.nccl_server`. Network cards are
 assumed to state no latency of their own, as InfiniBand's. Numbers are exact fractions, where NCCL has single floats.
 
-All times are NCCL's estimates, not measured. A tree's may fall as S doubles, by its corrections per power of two.
+All times are NCCL's estimates, not measured. The time of a tree may fall as S doubles, because NCCL corrects it by a
+factor for each power of two.
 """
 
 from __future__ import annotations

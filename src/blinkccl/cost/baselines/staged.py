@@ -156,7 +156,7 @@ def plain_ring(request: Request) -> Forest:
 
 
 def step_by_step(calibration: Calibration, network: Topology) -> Calibration:
-    """A calibration with the cost of a script's step before each transfer, and a send's rate between servers."""
+    """``calibration`` for a script that waits for each step: transfers have a start-up time, and sends a lower rate."""
     rates = sorted({link.gb_per_s for link in network.links if link.kind == "net"}, reverse=True)
     fastest = {link.gb_per_s: link_cost(calibration, link).rate / GB for link in network.links if link.kind == "net"}
     contained = Number(0.0, "contained in the step")

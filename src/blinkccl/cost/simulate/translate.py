@@ -199,7 +199,7 @@ def translate(
 
 
 def _legs(program: Program, arcs: Sequence[Arc], streams: _Streams) -> tuple[list[QueueHop], list[int]]:
-    """All hops, and the numbers of those that end in a memory, in the order of the actors after the roles."""
+    """All hops, and the numbers of the hops into a memory; their order is that of the memories' actors."""
     legs: list[QueueHop] = []
     staged: list[int] = []
     for arc in arcs:

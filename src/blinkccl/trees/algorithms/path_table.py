@@ -40,8 +40,8 @@ MOST_STREAMS = 8
 #: Limits of chunks of a stream, parts of a message, vertices of a path, sizes of a pair, pairs of a machine.
 MOST_CHUNKS, MOST_PARTS, MOST_VERTICES, MOST_SPLITS, MOST_PAIRS = 64, 64, 64, 64, 4096
 MAX_FILE_BYTES = 16 << 20
-#: The largest size of each class but the last. A class is judged at its shortest and its longest message: the first one
-#: from :data:`LEAST_BYTES`, the last one up to :data:`BEYOND_BYTES`.
+#: The largest size of each class but the last. A class is compared at its shortest and its longest message. The first
+#: class begins at :data:`LEAST_BYTES`, and the last one ends at :data:`BEYOND_BYTES`.
 CLASSES = tuple(16 * 1024 << power for power in range(15))
 LEAST_BYTES, BEYOND_BYTES = 64, 4 * CLASSES[-1]
 #: The alignment of the parts of a message.

@@ -23,7 +23,7 @@ _WORK = re.compile(
 
 @dataclass
 class TorchLog(Listener):
-    """Reader of the watchdog's lines. The first report of each rank counts; it is returned at the end."""
+    """Reader of the watchdog's lines; :meth:`end` returns the first report of each rank."""
 
     title = "PyTorch's watchdog"
     ranks: dict[int, RankReport] = field(default_factory=dict)
