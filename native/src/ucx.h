@@ -33,7 +33,7 @@ struct ContextParameters {
   const char* name;
   std::size_t node_local_id;
 };
-constexpr std::uint64_t kFeatures = 1 << 0;                                  // of ContextParameters
+constexpr std::uint64_t kFeatures = 1 << 0, kWorkersShare = 1 << 5;          // of ContextParameters
 constexpr std::uint64_t kActiveMessages = 1 << 6, kWakeup = 1 << 4;          // features
 
 struct WorkerParameters {

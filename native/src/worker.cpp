@@ -61,8 +61,9 @@ std::shared_ptr<UcxContext> UcxContext::open(const ucx::Library& library, const 
   made->reports_exactly_ = settle(library, settings);
   if (devices != nullptr) library.config_modify(settings, "NET_DEVICES", devices);
   ucx::ContextParameters parameters{};
-  parameters.mask = ucx::kFeatures;
+  parameters.mask = ucx::kFeatures | ucx::kWorkersShare;
   parameters.features = ucx::kActiveMessages | ucx::kWakeup;
+  parameters.workers_share = 1;  // calls and streams have a worker each, and run in different threads
   status = library.init_version(ucx::kMajor, ucx::kMinor, &parameters, settings, &made->handle_);
   library.config_release(settings);
   if (status != ucx::kOk) return failed(why, library, "use a network of this host", status);

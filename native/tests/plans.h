@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "../src/plan.h"
@@ -92,6 +93,18 @@ inline Words plan_words(Kind kind, int ranks, bool small, std::int64_t slots) {
   words[offsetof(blink_plan_header, words) / sizeof(std::int64_t)] = size(words);
   sum_up(words);
   return words;
+}
+
+struct Free {
+  void operator()(blink_plan* plan) const { blink_plan_free(plan); }
+  void operator()(blink_bound* bound) const { blink_bound_free(bound); }
+  void operator()(blink_op* op) const { blink_op_destroy(op); }
+};
+using PlanHeld = std::unique_ptr<blink_plan, Free>;
+
+inline PlanHeld read(const Words& words, blink_error& error) {
+  error = blink_error{};
+  return PlanHeld(blink_plan_read(words.data(), words.size() * sizeof(std::int64_t), &error));
 }
 
 }  // namespace blink_test

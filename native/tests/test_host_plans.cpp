@@ -19,18 +19,6 @@ constexpr std::int64_t kCounts[] = {0, 1, 2, 15, 16, 17, 300, 1001, 30'000};
 
 blink_shape shape() { return {kRanks, 60, 8 << 10, 6 * 4160, 64}; }
 
-struct Free {
-  void operator()(blink_plan* plan) const { blink_plan_free(plan); }
-  void operator()(blink_bound* bound) const { blink_bound_free(bound); }
-  void operator()(blink_op* op) const { blink_op_destroy(op); }
-};
-using PlanHeld = std::unique_ptr<blink_plan, Free>;
-
-PlanHeld read(const Words& words, blink_error& error) {
-  error = blink_error{};
-  return PlanHeld(blink_plan_read(words.data(), words.size() * sizeof(std::int64_t), &error));
-}
-
 // Sums with counts from none to more than fit at once, in every kind of plan.
 void sums() {
   for (const Kind kind : kSums) {
