@@ -15,8 +15,7 @@ _RANKS = ("-n", "-np", "--np", "-c")
 def known_bundles(command: Sequence[str]) -> str:
     """The value of ``BLINK_MPI_BUNDLES``: a line "RANKS PATH" for each bundle on this host.
 
-    The bundle for the launcher's ``-n`` is made if it is missing. If that fails, rank 0 of the job tries again, and
-    reports why the MPI library serves its communicators.
+    A missing bundle for the launcher's ``-n`` is made; if that fails, rank 0 tries again and reports the reason.
     """
     for option, value in pairwise(command):
         if option in _RANKS and value.isdecimal() and 2 <= int(value) <= MOST_RANKS:

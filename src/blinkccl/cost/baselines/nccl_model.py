@@ -12,8 +12,7 @@ rules for rings and trees; the channels come from :mod:`~blinkccl.cost.baselines
 Differences: CollNet and PAT are left out, and NVLS is in :mod:`~blinkccl.cost.baselines.nccl_server`. Network cards are
 assumed to state no latency of their own, as InfiniBand's. Numbers are exact fractions, where NCCL has single floats.
 
-All times are NCCL's estimates, not measured. The time of a tree may fall as S doubles, because NCCL corrects it by a
-factor for each power of two.
+All times are NCCL's estimates. A tree's time may fall as S doubles, since NCCL has a factor for each power of two.
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ class Trace:
     - ``hop``: the hop of a transfer, -1 for executions; ``actor``: the actor that appended the task.
     - ``begin_s``: its start in the stream; ``move_s``: its first byte (``begin_s`` for executions); ``end_s``: its end.
     - ``cause``: the task whose end allowed it to begin, -1 for none.
-    - ``holder``, ``held_s``: with fifo, the last transfer that this one waited for, at or before the link that decided its
-      end, and the end of that wait; -1 without a wait.
+    - ``holder``, ``held_s``: with fifo, the last transfer that this one waited for, at or before the link that decides
+      its end, and the end of the wait; else -1.
     """
 
     hop: Ints
