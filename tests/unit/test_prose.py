@@ -146,10 +146,10 @@ def prose(path: Path) -> Iterator[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Sentences of more than three words; code is one word, and rows of tables, headings and lists are left out."""
+    """Sentences of more than three words; code is one word, and rows of tables and headings are left out."""
     text = re.sub(r"```.*?```|``?[^`]*``?", " x ", text, flags=re.DOTALL)
-    text = re.sub(r"^\s*(\||>|#|-|\*|\d+\.).*$", " ", text, flags=re.MULTILINE)
-    parts = re.split(r"(?<=[.!?:;])\s+", re.sub(r"\s+", " ", text))
+    text = re.sub(r"^\s*((\||>|#).*$|(-|\*|\d+\.) )", "\n\n", text, flags=re.MULTILINE)
+    parts = re.split(r"(?<=[.!?:;])\s+|\n\s*\n", text)
     return [part for part in parts if len(part.split()) > 3]
 
 

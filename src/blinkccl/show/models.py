@@ -144,7 +144,7 @@ def _basic_block(name: str, channels_in: int, width: int, side_in: int, side: in
 
 
 def _bottleneck(name: str, channels_in: int, width: int, side_in: int, side: int) -> Iterator[Layer]:
-    """1 × 1, 3 × 3, 1 × 1. The stride is in the 3 × 3, as in torchvision; He et al. have it in the first 1 × 1."""
+    """Convolutions of 1 × 1, 3 × 3 and 1 × 1; the second has the stride, as in torchvision (in He et al. the first)."""
     yield _convolution(f"{name}.conv1", channels_in, width, 1, side_in)
     yield _normalisation(f"{name}.bn1", width)
     yield _convolution(f"{name}.conv2", width, width, 3, side)

@@ -202,8 +202,8 @@ def best_chunk(
 ) -> int:
     """The fastest chunk of a hill climb, in bytes.
 
-    From the closed form √(S·α·β / (d − 1)) the search climbs by factors of 2, √2 and ⁴√2 while that is faster. Time has
-    a step wherever the number of chunks changes. The search therefore ends with chunks that cut the largest slice into
+    From the closed form √(S·α·β / (d − 1)) the search climbs by factors of 2, √2 and ⁴√2 while that is faster. The
+    time jumps where the number of chunks changes, so at the end the search tries chunks that cut the largest slice into
     equal parts, a few parts more or fewer. Chunks with more tasks than ``budget`` are not tried; if the closed form has
     more, it is the result.
 

@@ -13,7 +13,7 @@ from blinkccl.show.text import gb_per_s_text
 from blinkccl.topology.model import Topology
 from blinkccl.units import size_text
 
-#: Results below this part of NCCL's expectation are not noise.
+#: A rate below this part of the rate expected of NCCL is not noise.
 LOW = 0.7
 #: Causes that do not slow down a run on one host.
 SAY_NOTHING_OF_RATES = ("nic-far", "shared-memory", "cpu-quota", "no-gpudirect", "net-socket")
