@@ -26,6 +26,7 @@ Examples:
   blink topo "node7.txt @ nvlink=50GB/s"     with a rate that nvidia-smi does not print; also pcie, smp, nic
   blink topo dgx-1v --links all -o x.xml     as NCCL topology XML (x.json, x.svg)
   blink topo "4x dgx-spark @ cables=ring"    machines joined by cables, without a switch
+  srun blink topo --measure -o job.json      measure the networks between a job's hosts; for BLINK_TOPO=job.json
   blink topo --gather node7.json             all facts about this machine, for a report or blink doctor
 
 Show a topology as a matrix like that of nvidia-smi (whose NODE is PHB here), with the source of every link.
@@ -41,6 +42,10 @@ def topo(
     known: Annotated[bool, Option("--list", help="List the names of machines, and the rules.")] = False,
     json: arguments.Json = False,
     output: arguments.Output = None,
+    measure: Annotated[
+        bool,
+        Option("--measure", help="Measure the networks between hosts; start it on each, as with srun."),
+    ] = False,
     gather: Annotated[
         Path | None,
         Option(
@@ -61,7 +66,15 @@ def topo(
         return
     if output is not None:
         _check_output(output)
-    topology, ranks = arguments.load(spec, gpus)
+    if measure:
+        if spec is not None or gpus is not None:
+            raise typer.BadParameter("--measure takes no SPEC and no --gpus: it measures the hosts of the job")
+        measured = _measured()
+        if measured is None:
+            return
+        topology, ranks = measured, measured.ranks
+    else:
+        topology, ranks = arguments.load(spec, gpus)
     whole = topology
     if gpus is not None or links is not None:
         whole = _cut_down(topology, ranks, "all" if links is None else links)
@@ -98,6 +111,20 @@ def _list(json: bool) -> None:
     lines.append('switches between them: "16x dgx-a100 @ fabric=tree:4:2", fabric=rails, fabric=dragonfly:4')
     lines.append(f"a file: {', '.join(form.name for form in FORMATS)}")
     console.emit_sentences("\n".join(lines) + "\n")
+
+
+def _measured() -> Topology | None:
+    """The topology between the hosts of this process's job, on rank 0; None on other ranks."""
+    from blinkccl.runtime.communicator import init
+    from blinkccl.runtime.probe import probe
+
+    comm = init()
+    try:
+        with console.Progress("messages between hosts") as advance:
+            topology = probe(comm.group, advance if comm.rank == 0 else lambda done, total: None)
+        return topology if comm.rank == 0 else None
+    finally:
+        comm.close()
 
 
 def _gather(path: Path, nccl_xml: str | None) -> None:

@@ -25,6 +25,7 @@ from blinkccl.runtime.environment import launch, store_of
 from blinkccl.runtime.group import Group
 from blinkccl.runtime.hosts import Place
 from blinkccl.runtime.peer_info import alive
+from blinkccl.runtime.probe import measured
 from blinkccl.runtime.spanning_group import open_group, open_part
 from blinkccl.runtime.store import Store, TorchStore, open_store
 from blinkccl.runtime.timeouts import default_timeout_s
@@ -34,8 +35,6 @@ from blinkccl.schedule.program import Program
 Array = NDArray[Any]
 #: Number of cached buffer forms: small calls need not validate their buffers again.
 _KEPT_FORMS = 4096
-#: The most bytes of an address and its token.
-_ADDRESS_BYTES = 256
 #: The parameters of a call besides its buffers: collective, operation, root (or source) and destination.
 _Parameters = tuple[str, str, int, int]
 _Result = TypeVar("_Result")
@@ -88,7 +87,7 @@ class Communicator:
         group = open_group(
             opened, rank, size, prefix=prefix, deadline_s=deadline_s, deterministic=deterministic, place=place
         )
-        return cls(group)
+        return cls(measured(group) if place.measure else group)
 
     # ---- collectives on arrays
 
@@ -260,24 +259,18 @@ class Communicator:
         mine = np.array([color is not None, 0 if color is None else color, key], np.int64)
         rows = np.asarray(self.allgather(mine)).reshape(self.size, 3)
         if color is None:
-            self._exchange(b"")
+            self.group.exchange(b"")
             return None
         members = sorted((int(row[2]), rank) for rank, row in enumerate(rows) if row[0] and row[1] == color)
         ranks = [rank for _, rank in members]
         try:
-            part = open_part(self.group, self._exchange, ranks, f"{self.group.prefix}/{self._splits}.{color}")
+            part = open_part(self.group, ranks, f"{self.group.prefix}/{self._splits}.{color}")
         except PeerLostError as error:
             lost = ranks[error.rank]
             if alive(self.group.peers[lost]) is False:  # a living rank may also have closed its connection
                 self.group.report_lost(lost)  # before this rank ends too, so that others see the first cause
             raise
         return Communicator(part)
-
-    def _exchange(self, word: bytes) -> list[bytes]:
-        """The addresses of all ranks, by rank."""
-        mine = np.frombuffer(word.ljust(_ADDRESS_BYTES, b"\0"), np.uint8)
-        rows = np.asarray(self.allgather(mine)).reshape(self.size, _ADDRESS_BYTES)
-        return [row.tobytes().rstrip(b"\0") for row in rows]
 
     # ---- the group itself
 
@@ -393,9 +386,10 @@ def init(
     deterministic
         ``"order"``: every element is summed in one order, in calls of any size; None: BLINK_DETERMINISTIC, or not.
     topo
-        The job's hosts and their links, for ranks on several hosts: a SPEC as on the command line, a :class:`Topo` or
-        a :class:`~blinkccl.topology.model.Topology`; None: BLINK_TOPO. Host h of the job, in the order of the ranks, is
-        its server h. Without one, every host has one interface to one network.
+        The job's hosts and their links, for ranks on several hosts: a SPEC as on the command line, a :class:`Topo`, a
+        :class:`~blinkccl.topology.model.Topology`, or "measure" for the links that messages find now; None: BLINK_TOPO.
+        Hosts are servers of these names, or in the order of the ranks. Without one, every host has one interface to one
+        network.
 
     Raises
     ------

@@ -32,6 +32,8 @@ from blinkccl.runtime.timeouts import microseconds
 
 #: Most prepared calls in the cache; the oldest is dropped first.
 _KEPT_CALLS = 1024
+#: Room for the address of a bootstrap, with its token.
+_WORD_BYTES = 256
 
 _Result = TypeVar("_Result")
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -105,6 +107,14 @@ class Group(ABC):
         timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
         factor = _factor(prepared, scale)
         return self._executor.submit(lambda: prepared.run(send, recv, timeout_us, factor))
+
+    def exchange(self, word: bytes) -> list[bytes]:
+        """The words of all ranks, by rank: at most :data:`_WORD_BYTES`, without zeros at the end; all ranks call it."""
+        mine = np.frombuffer(word.ljust(_WORD_BYTES, b"\0"), np.uint8)
+        rows = np.empty((self.size, _WORD_BYTES), np.uint8)
+        call = CollectiveCall("allgather", "uint8", _WORD_BYTES)
+        self.run(call, int(mine.ctypes.data), int(rows.ctypes.data))
+        return [row.tobytes().rstrip(b"\0") for row in rows]
 
     def barrier(self, deadline_s: float | None = None) -> None:
         """Return when every rank has called it."""

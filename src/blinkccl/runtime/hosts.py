@@ -26,7 +26,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.spec import parse_spec
 
-VARIABLE = "BLINK_TOPO"
+VARIABLE, MEASURE = "BLINK_TOPO", "measure"
 KIB = 1024
 #: Assumed rate of a rank's access to its host's shared memory, relative to the network.
 MEMORY_RATIO = 8
@@ -54,17 +54,20 @@ _NO_MESSAGES = (Fraction(0), Fraction(0))
 class Place:
     """A job's topology, if it is stated; a group's vertices by rank, () if host h is server h; and this host's rails.
 
-    ``interfaces``: the interface of each rail of this host.
+    ``interfaces``: the interface of each rail of this host. ``measure``: the topology is still to be measured.
     """
 
     topology: Topology | None = None
     vertices: tuple[int, ...] = ()
     interfaces: Mapping[int, str] = field(default_factory=dict)
+    measure: bool = False
 
     @classmethod
     def stated(cls, topo: str | Topology | None, environ: Mapping[str, str] = os.environ) -> Place:
-        """The topology ``topo``, a SPEC as on the command line; None: that of BLINK_TOPO, or none. TopologyError."""
+        """The topology ``topo``: a SPEC, or "measure"; None: that of BLINK_TOPO, or none. TopologyError."""
         spec = environ.get(VARIABLE) or None if topo is None else topo
+        if spec == MEASURE:
+            return cls(measure=True)
         return cls(parse_spec(spec) if isinstance(spec, str) else spec)
 
     def part(self, ranks: Sequence[int]) -> Place:
@@ -108,7 +111,7 @@ class Hosts:
             servers.setdefault(topology.vertex[vertex].server, []).append(vertex)
         label = {topology.vertex[row[0]].name.partition("/")[0]: server for server, row in servers.items()}
         hosts = [name.partition(".")[0] for name in names]
-        order = [label[host] for host in hosts] if {*hosts} == {*label} else sorted(servers)
+        order = [label[host] for host in hosts] if sorted(hosts) == sorted(label) else sorted(servers)
         need, have = [len(ranks) for ranks in self.members], [len(servers[server]) for server in order]
         if len(need) != len(have) or any(map(int.__gt__, need, have)):
             raise TopologyError(
@@ -162,10 +165,9 @@ class Hosts:
     @cached_property
     def networks(self) -> dict[tuple[int, int], Fraction]:
         """The links of the network, by their ends, each with its rate relative to the fastest one between hosts."""
-        links = [link for link in self.topology.links if link.kind == "net"]
+        ranks = {*self.topology.ranks}  # a rank reaches its host's interface faster than that sends
+        links = [link for link in self.topology.links if link.kind == "net" and not {link.src, link.dst} & ranks]
         fastest = max(link.capacity for link in links)
-        if self.stated is None:  # a rank alone on its host reaches its interface faster than that sends
-            fastest = 1
         return {(link.src, link.dst): Fraction(link.capacity) / fastest for link in links}
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import ip_interface
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.model import Topology
 
+_RDMA = Path("/sys/class/infiniband")
 #: The interfaces of a host by name, each with its address and network: ``{"eth0": "10.0.0.7/24"}``.
 Interfaces = Mapping[str, str]
 
@@ -54,36 +56,63 @@ def interfaces_of_rails(
     Cables between the same two hosts get their interfaces in the order of these names. TopologyError if the number of
     cables between two hosts is not that of the subnets that only these two have.
     """
-    shared = _shared(hosts)
+    shared: dict[tuple[int, ...], list[Network]] = defaultdict(list)
+    for network in networks(hosts):
+        shared[tuple(sorted(network.ends))].append(network)
     rails: list[dict[int, str]] = [{} for _ in hosts]
     for a, b in combinations(range(len(hosts)), 2):
         cables = [rail for rail, other in rails_from(topology, servers[a]).items() if other == servers[b]]
-        pairs = shared.get((a, b), [])
-        if cables and len(pairs) != len(cables):
+        alone = shared[a, b]
+        if cables and len(alone) != len(cables):
             between = f"servers {servers[a]} and {servers[b]} (hosts {names[a]} and {names[b]})"
             raise TopologyError(
                 f"{topology.name}: expected {_count(len(cables), 'cable')} between {between}, got "
-                f"{_count(len(pairs), 'subnet')} of these two alone{_listed(pairs)}; give each cable a subnet of "
+                f"{_count(len(alone), 'subnet')} of these two alone{_listed(alone, a, b)}; give each cable a subnet of "
                 "its own, start ranks in the order of the servers, or name the cables' interfaces in UCX_NET_DEVICES"
             )
-        for rail, (near, far) in zip(cables, pairs if cables else (), strict=True):
-            rails[a][rail], rails[b][rail] = near, far
+        for rail, network in zip(cables, alone if cables else (), strict=True):
+            rails[a][rail], rails[b][rail] = network.ends[a], network.ends[b]
     return rails
 
 
-def _shared(hosts: Sequence[Interfaces]) -> dict[tuple[int, int], list[tuple[str, str]]]:
-    """The interfaces of two hosts in the subnets that only these two have, by the hosts, in the order of names."""
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The hosts in a subnet, each with its interface there."""
+
+    subnet: str
+    ends: Mapping[int, str]
+
+    @property
+    def is_cable(self) -> bool:
+        return len(self.ends) == 2
+
+
+def networks(hosts: Sequence[Interfaces]) -> list[Network]:
+    """The subnets of at least two hosts, in the order of the first host's interfaces."""
     members: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
     for host, interfaces in enumerate(hosts):
-        for name, text in interfaces.items():
-            members[str(ip_interface(text).network)].append((host, name, text))
-    shared: dict[tuple[int, int], list[tuple[str, str]]] = defaultdict(list)
-    for ends in members.values():
-        # Equal addresses are not joined: bridges of containers have the same subnet on every host.
-        if len(ends) == 2 and ends[0][0] != ends[1][0] and ends[0][2] != ends[1][2]:
-            (a, near, _), (b, far, _) = ends
-            shared[a, b].append((near, far))
-    return {hosts: sorted(pairs, key=lambda pair: _natural(pair[0])) for hosts, pairs in shared.items()}
+        for name in sorted(interfaces, key=_natural):
+            members[str(ip_interface(interfaces[name]).network)].append((host, name, interfaces[name]))
+    # Equal addresses are not joined: bridges of containers have the same subnet on every host. Nor are two interfaces
+    # of one host ends of a network between hosts.
+    return [
+        Network(subnet, {host: name for host, name, _ in ends})
+        for subnet, ends in members.items()
+        if 2 <= len({host for host, _, _ in ends}) == len({address for _, _, address in ends}) == len(ends)
+    ]
+
+
+def for_all(hosts: Sequence[Interfaces], own: int, cables: Container[str]) -> list[str]:
+    """The interfaces of host ``own`` for messages to any host: those in subnets of all hosts, without ``cables``.
+
+    Older versions of UCX do not check routes, so they would send into a cable or a container's bridge. Without such a
+    subnet these are all but the cables. With an RDMA card, which needs no address, an empty list: UCX selects.
+    """
+    if _RDMA.exists() and not cables:
+        return []
+    whole = [network.ends[own] for network in networks(hosts) if len(network.ends) == len(hosts)]
+    others = [name for name in hosts[own] if name not in cables]
+    return [name for name in whole if name in others] or (others if cables else [])
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -94,8 +123,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'s' * (number > 1)}"
 
 
-def _listed(pairs: Sequence[tuple[str, str]]) -> str:
-    return f" ({', '.join(f'{a} – {b}' for a, b in pairs)})" if pairs else ""
+def _listed(alone: Sequence[Network], a: int, b: int) -> str:
+    return f" ({', '.join(f'{network.ends[a]} – {network.ends[b]}' for network in alone)})" if alone else ""
 
 
 def devices(interface: str) -> str:

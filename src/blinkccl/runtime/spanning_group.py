@@ -47,7 +47,7 @@ from blinkccl.runtime.hosts import NOWHERE, Cost, Hosts, Place, busiest_part, se
 from blinkccl.runtime.monitor import Monitor
 from blinkccl.runtime.peer_info import same_host
 from blinkccl.runtime.point_to_point import PointToPoint
-from blinkccl.runtime.rails import devices, interfaces_of_rails, rails_from
+from blinkccl.runtime.rails import devices, for_all, interfaces_of_rails, rails_from
 from blinkccl.runtime.store import Store
 from blinkccl.runtime.timeouts import default_timeout_s, positive_number
 from blinkccl.trees.forest.model import topology_hash
@@ -133,14 +133,15 @@ class SpanningGroup(HostGroup):
         if len({word.topology for word in words}) > 1:
             each = ", ".join(f"rank {rank} has {word.name or 'none'}" for rank, word in enumerate(words))
             raise TopologyError(f"the ranks plan on different topologies, where all need the same: {each}")
-        if topology is None:
-            return {}
         first = [ranks[0] for ranks in self.hosts.members]
         names = [self.peers[rank].hostname for rank in first]
+        self.interfaces = [words[rank].interfaces for rank in first]
+        if topology is None:
+            return {}
         hosts, interfaces = self.hosts.on(topology, names, place.vertices), place.interfaces
         servers, own = [topology.vertex[hosts.ranks[rank]].server for rank in first], hosts.host_of[self.rank]
         if not place.vertices:
-            interfaces = interfaces_of_rails(topology, servers, [words[rank].interfaces for rank in first], names)[own]
+            interfaces = interfaces_of_rails(topology, servers, self.interfaces, names)[own]
         elif not self._plans_on(hosts):
             return {}
         self.hosts, self.place = hosts, Place(topology, hosts.ranks, interfaces)
@@ -148,10 +149,10 @@ class SpanningGroup(HostGroup):
         return {rail: servers.index(other) for rail, other in others.items() if other in servers}
 
     def _addresses(self, rails: Iterable[int]) -> dict[int, bytes]:
-        """This rank's address on each rail. Rail 0 has the interfaces that are no cable, if there are any."""
-        cables = self.place.interfaces
-        names = own_interfaces(os.environ.get("UCX_NET_DEVICES", "")) if cables else ()
-        rest = ",".join(devices(name) for name in names if name not in cables.values())
+        """This rank's address on each rail."""
+        own, cables = self.hosts.host_of[self.rank], self.place.interfaces
+        names = for_all(self.interfaces, own, cables.values())
+        rest = ",".join(map(devices, names))
         addresses = {0: self._endpoint.open_network(ucx.find(), self._memory.bells[self.rank], rest)}
         return addresses | {rail: self._endpoint.open_rail(rail, devices(cables[rail])) for rail in rails}
 
@@ -397,16 +398,19 @@ def open_group(
 
 def open_part(
     group: Group,
-    exchange: Callable[[bytes], Sequence[bytes]],
     members: Sequence[int],
     prefix: str,
+    place: Place | None = None,
 ) -> Group:
-    """The group of ``members`` of ``group``; all its ranks call ``exchange``, see :func:`.bootstrap.part`."""
+    """The group of ``members`` of ``group``; all its ranks call :meth:`Group.exchange` then.
+
+    ``place``: its topology, if it is not that of ``group``.
+    """
     hosts = {group.peers[rank].host for rank in members}
     addresses = own_addresses(group.host) if group.host is not None and len(hosts) > 1 else []
     deadline, look = time.monotonic() + group.timeout_s, group.watch(members)
-    met = part(exchange, members, group.rank, deadline, look, group.deterministic, addresses)
-    return _group_of(met, members.index(group.rank), prefix, group.timeout_s, group.place.part(members))
+    met = part(group.exchange, members, group.rank, deadline, look, group.deterministic, addresses)
+    return _group_of(met, members.index(group.rank), prefix, group.timeout_s, place or group.place.part(members))
 
 
 def _group_of(bootstrap: Bootstrap, rank: int, prefix: str, seconds: float, place: Place) -> Group:

@@ -21,6 +21,7 @@ from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.group import Group
 from blinkccl.runtime.hosts import NOWHERE, Place
+from blinkccl.runtime.probe import measured
 from blinkccl.runtime.spanning_group import open_group
 from blinkccl.runtime.store import TorchStore
 from blinkccl.torch_backend import counters
@@ -79,6 +80,7 @@ def open_transport(store: Any, rank: int, size: int, timeout_s: float, global_ra
     place = Place.stated(None) if is_default else _default.part(global_ranks)
     group = open_group(TorchStore(store), rank, size, deadline_s=timeout_s, place=place)
     if is_default:
+        group = measured(group) if place.measure else group
         _default = group.place
     group.share_core()  # with torch's computing threads
     return group
