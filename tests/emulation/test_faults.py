@@ -517,7 +517,17 @@ def test_signal_handlers_run_in_long_waits(start: Start) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_kills_reach_all_others_in_time(start: Start, seed: int) -> None:
-    command = [sys.executable, Path(__file__).parents[2] / "benchmarks/kills.py", "-n", "10", "--seed", str(seed)]
+    _kill_ten(seed)
+
+
+@pytest.mark.usefixtures("hosts")  # skips where none can be made; the program makes its own
+def test_random_kills_reach_the_ranks_of_two_hosts() -> None:
+    _kill_ten(5, "--hosts")
+
+
+def _kill_ten(seed: int, *options: str) -> None:
+    program = Path(__file__).parents[2] / "benchmarks/kills.py"
+    command = [sys.executable, program, "-n", "10", "--seed", str(seed), *options]
     output = ""
     for _ in range(2):  # a second try, because a busy machine may have delayed ranks
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
