@@ -208,7 +208,7 @@ bool Coordinator::seat_stranger(std::unique_ptr<Channel>* stranger, const Frame&
                     std::string("ranks disagree on ") + (same_protocol ? "world_size" : "the bootstrap's protocol") +
                         ": rank 0 (" + hello_.who() + ") has " + value(hello_) + ", " + who + " has " + value(hello) +
                         (same_protocol ? "; start all ranks of a job with the same world_size, and give "
-                                         "concurrent jobs separate stores"
+                                         "concurrent jobs separate stores or ports"
                                        : "; install the same version on all hosts")));
     return false;
   }
@@ -235,7 +235,7 @@ void Coordinator::fail_claimed(const Hello& first, const Hello& second) {
   fail_here(blame(BLINK_BOOTSTRAP_MISMATCH, static_cast<int>(second.rank),
                   "rank " + std::to_string(second.rank) + " is claimed by " + first.who() + " and by " + second.who() +
                       "; expected one process per rank: check BLINK_RANK or the launcher's variables, and start "
-                      "concurrent jobs with separate stores"));
+                      "concurrent jobs with separate stores or ports"));
 }
 
 void Coordinator::listen_to(int rank) {
