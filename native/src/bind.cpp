@@ -51,6 +51,8 @@ class Binder {
         inline_(plan.header.inline_messages != 0) {
     const std::int64_t count = blocks == nullptr ? binding.count : kMostElements;
     for (const blink_plan_slice& slice : plan.slices) extents_.push_back(extent(slice, count));
+    for (const Extent& slice : extents_) longest_ = std::max(longest_, slice.length);
+    for (const blink_plan_reader& reader : plan.readers) on_rails_ = on_rails_ || reader.rail != 0;
     places_.resize(plan.rings.size());
     // More than a block has for any group, so that the whole slice is one chunk.
     const std::int64_t whole = count * item + kAlignment;
@@ -101,7 +103,14 @@ class Binder {
   std::int64_t area() const { return inline_ ? shape_.inline_bytes : shape_.staging_bytes; }
   std::int64_t unit() const { return inline_ ? BLINK_BLOCK_BYTES : static_cast<std::int64_t>(kLineBytes); }
   std::int64_t group() const { return std::max<std::int64_t>(1, kAlignment / item_); }
-  std::int64_t chunks(std::int64_t length) const { return divided_up(length, chunk_elements_); }
+  // On stated rails every slice has as many chunks as the largest, so that trees share a link by their weights. A rank
+  // does not know all lengths of different blocks.
+  std::int64_t chunk_elements(std::int64_t length) const {
+    if (!on_rails_ || blocks_ != nullptr) return chunk_elements_;
+    const std::int64_t own = divided_up(length, std::max<std::int64_t>(1, divided_up(longest_, chunk_elements_)));
+    return std::min(chunk_elements_, std::max<std::int64_t>(1, rounded_up(own, group())));
+  }
+  std::int64_t chunks(std::int64_t length) const { return divided_up(length, chunk_elements(length)); }
 
   Extent extent(const blink_plan_slice& slice, std::int64_t count) const {
     const std::int64_t offset = boundary(slice.start, slice.start_parts, count, group());
@@ -131,7 +140,7 @@ class Binder {
   // needs.
   void place(std::int64_t chunk_bytes) {
     chunk_bytes_ = chunk_bytes;
-    chunk_elements_ = std::max<std::int64_t>(1, chunk_bytes / item_);
+    chunk_elements_ = std::min(kMostElements, std::max<std::int64_t>(1, chunk_bytes / item_));
     if (chunk_elements_ >= group()) chunk_elements_ -= chunk_elements_ % group();
     needed_ = 0;
     for (const blink_plan_rank& rank : plan_.ranks) {
@@ -154,21 +163,22 @@ class Binder {
   }
 
   void measure(const blink_plan_ring& ring, Place& placed) const {
-    std::int64_t longest = 0, messages = 0;
+    std::int64_t longest = 0, largest = 0, messages = 0;
     for (std::int64_t i = ring.first_source; i < ring.first_source + ring.sources; ++i) {
       const std::int64_t length = at(extents_, at(plan_.sources, i)).length;
       longest = std::max(longest, length);
+      largest = std::max(largest, std::min(length, chunk_elements(length)));
       messages = std::min(ring.slots, messages + chunks(length));
     }
     placed.stride = inline_ ? divided_up(longest * item_, BLINK_PAYLOAD_BYTES) * BLINK_BLOCK_BYTES
-                            : rounded_up(std::min(longest, chunk_elements_) * item_, unit());
+                            : rounded_up(largest * item_, unit());
     placed.slots = std::max<std::int64_t>(1, messages);
   }
 
   void add(blink_bound& made, const blink_plan_rank& own, const blink_plan_role& role) const {
     const bool averages = (binding_.op & BLINK_AVERAGES) != 0;
     const Extent own_slice = extent(role);
-    made.roles.push_back({role.offset, chunks(own_slice.length), own_slice.length,
+    made.roles.push_back({role.offset, chunks(own_slice.length), chunk_elements(own_slice.length), own_slice.length,
                           bytes(role.source_block, own_slice, &blink_blocks::sources),
                           bytes(role.target_block, own_slice, &blink_blocks::targets),
                           averages ? role.contributions : 1, role.own_operand_index,
@@ -227,7 +237,6 @@ class Binder {
     t.count = binding_.count;
     t.dtype = binding_.dtype;
     t.op = binding_.op & ~std::uint32_t{BLINK_AVERAGES | BLINK_SCALES};
-    t.chunk_elements = chunk_elements_;
     t.shift_bytes = std::max(unit(), rounded_up(needed_, unit()));
     t.shifts = std::max<std::int64_t>(1, std::min<std::int64_t>(BLINK_SMALL_CALLS_BYTES, area()) / t.shift_bytes);
     t.signature = signature(t.what);
@@ -281,7 +290,8 @@ class Binder {
   const bool inline_;
   std::vector<Extent> extents_;  // of slices, in elements
   std::vector<Place> places_;    // of rings
-  std::int64_t chunk_bytes_ = 0, chunk_elements_ = 0, needed_ = 0;
+  bool on_rails_ = false;
+  std::int64_t chunk_bytes_ = 0, chunk_elements_ = 0, longest_ = 0, needed_ = 0;
 };
 
 // The reason why a rank's blocks are invalid; nullptr: they are valid.

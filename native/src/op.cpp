@@ -166,7 +166,7 @@ int blink_op::run_ticks() {
 }
 
 void blink_op::record(std::size_t number, std::int64_t chunk) {
-  const std::int64_t most = tables_.numbers.chunk_elements, length = tables_.roles[number].length;
+  const std::int64_t most = tables_.roles[number].chunk_elements, length = tables_.roles[number].length;
   const auto item = static_cast<std::int64_t>(tables_.kernel->itemsize);
   if (!comm_.recorder().keeps(std::min(most, length) * item)) return;
   comm_.recorder().execution(comm_.sequence(), number, chunk, std::min(most, length - chunk * most) * item);
@@ -237,7 +237,7 @@ void blink_op::begin_messages() {
       continue;
     }
     const blink_role& role = *keeper;
-    inboxes_.all[i].begin(output_ + role.target, static_cast<std::size_t>(t.chunk_elements) * item,
+    inboxes_.all[i].begin(output_ + role.target, static_cast<std::size_t>(role.chunk_elements) * item,
                           static_cast<std::size_t>(role.length) * item);
   }
   for (auto& sent : posted_) sent.clear();
@@ -321,8 +321,8 @@ int blink_op::await_readers_entry(const blink_role& role) {
 
 int blink_op::execute(const blink_role& role, std::int64_t index) {
   const std::size_t item = tables_.kernel->itemsize;
-  const std::int64_t before = index * tables_.numbers.chunk_elements;
-  const auto elements = static_cast<std::size_t>(std::min(tables_.numbers.chunk_elements, role.length - before));
+  const std::int64_t before = index * role.chunk_elements;
+  const auto elements = static_cast<std::size_t>(std::min(role.chunk_elements, role.length - before));
   const Chunk chunk{index, static_cast<std::size_t>(before) * item, elements, elements * item};
   if (at_.stepwise) return execute_stepwise(role, chunk);
   if (const int code = await_readers_entry(role)) return code;

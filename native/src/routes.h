@@ -10,7 +10,7 @@
 
 namespace blink {
 
-// A chunk of a slice. All chunks but the last have the tables' `chunk_elements`.
+// A chunk of a slice. All chunks but the last have the role's `chunk_elements`.
 struct Chunk {
   std::int64_t index;
   std::size_t bytes_before, elements, bytes;

@@ -59,14 +59,15 @@ class Check {
 
  private:
   bool sizes() const {
-    return t_.numbers.chunk_elements >= 1 && within(0, t_.numbers.input_bytes, kMostBytes) && within(0, t_.numbers.output_bytes, kMostBytes) &&
+    return within(0, t_.numbers.input_bytes, kMostBytes) && within(0, t_.numbers.output_bytes, kMostBytes) &&
            within(0, t_.numbers.shift_bytes, area()) && t_.numbers.shift_bytes % unit() == 0 && t_.numbers.shifts >= 1 &&
            (t_.numbers.shift_bytes > 0 ? t_.numbers.shifts <= area() / t_.numbers.shift_bytes : t_.numbers.shifts <= 1);
   }
 
   bool is_right(const blink_role& r) const {
     return within(0, r.length, kMostElements) && within(r.offset, 0, kMostTicks) &&
-           r.chunks == (r.length + t_.numbers.chunk_elements - 1) / t_.numbers.chunk_elements &&
+           r.chunk_elements >= 1 && r.chunk_elements <= kMostElements &&
+           r.chunks == (r.length + r.chunk_elements - 1) / r.chunk_elements &&
            !(t_.numbers.inline_messages && r.chunks > 1) && placed(r.source, r.length * item_, t_.numbers.input_bytes, item_) &&
            placed(r.target, r.length * item_, t_.numbers.output_bytes, item_) && r.divisor >= 1 && r.divisor <= kMostDivisor &&
            within(r.first_receive, r.receives, t_.receives) && within(r.first_send, r.sends, t_.sends) &&
@@ -102,7 +103,7 @@ class Check {
 
   // Whether a role's messages fit into all their rings.
   bool has_room(const blink_role& role) const {
-    const std::int64_t bytes = std::min(role.length, t_.numbers.chunk_elements) * item_;
+    const std::int64_t bytes = std::min(role.length, role.chunk_elements) * item_;
     const std::int64_t needed =
         t_.numbers.inline_messages ? (bytes + BLINK_PAYLOAD_BYTES - 1) / BLINK_PAYLOAD_BYTES * BLINK_BLOCK_BYTES : bytes;
     const auto receives = t_.receives_of(role);
@@ -170,7 +171,6 @@ std::unique_ptr<const Tables> read_tables(const blink_tables& given, const blink
     return nullptr;
   }
   t.numbers = given;
-  t.numbers.chunk_elements = std::min(given.chunk_elements, kMostElements);
   t.kernel = find_kernel(given.dtype, given.op);
   if (t.kernel == nullptr || !Check(t, shape, rank).all()) return nullptr;
   if (given.cross_memory != 0) {

@@ -231,7 +231,6 @@ class Layout {
     t.count = plan_.input;
     t.dtype = binding_.dtype;
     t.op = static_cast<std::uint32_t>(BLINK_SUM);
-    t.chunk_elements = binding_.chunk;
     t.shifts = 1;
     t.inline_messages = binding_.small;
     t.direct_read_in_place = direct_read_in_place(rank);
@@ -359,6 +358,7 @@ class Layout {
     blink_role role{};
     role.offset = at.offset;
     role.length = slice(n).length;
+    role.chunk_elements = binding_.chunk;
     role.chunks = (role.length + binding_.chunk - 1) / binding_.chunk;
     role.source = at.contributes ? slice(n).source * binding_.item : blink::kNowhere;
     role.target = at.keeps ? slice(n).target * binding_.item : blink::kNowhere;

@@ -200,13 +200,26 @@ def test_an_average_ends_where_the_sum_is_complete() -> None:
 def test_chunks_shrink_until_the_rings_fit() -> None:
     program, area = planned("ring"), Area(staging_bytes=8192)
     ranks = all_ranks(program, 100_000, 1 << 20, area)
-    (elements,) = {rank.numbers.chunk_elements for rank in ranks}
+    (elements,) = {row.chunk_elements for rank in ranks for row in rank.roles}
     assert 16 <= elements * 4 < 8192
     assert elements % 4 == 0
     used = [sum(ring.stride * ring.slots for ring in rank.rings if not ring.reply_to) for rank in ranks]
     assert max(used) <= 8192
     assert max(used) > 4096, "smaller than needed"
     assert {row.chunks for rank in all_ranks(program, 1000, 1 << 60) for row in rank.roles} == {1}
+
+
+def test_trees_on_rails_have_equally_many_chunks() -> None:
+    """Trees that take turns on a cable then get its capacity by their weights, as the plan assumes."""
+    program = planned("optimal", spec="dgx-1v")
+    rails = [1] * len(program.queues)
+    for count, nbytes in ((100_000, 4096), (1000, 64), (3, 64), (0, 64), (100_000, 1 << 60)):
+        expected = bind(program, count, 4, nbytes, even_chunks=True).extents
+        for rank in host_rows.all_ranks(HostPlan(program, None, rails), count, nbytes):
+            for row in rank.roles:
+                extent = expected[row.share]
+                assert (row.length, row.chunks) == (extent.length, extent.chunks)
+                assert row.chunks <= 1 or row.chunk_elements == extent.chunk_elements
 
 
 def test_rings_that_never_fit_are_refused() -> None:

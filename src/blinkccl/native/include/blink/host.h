@@ -232,6 +232,7 @@ int blink_describe_failure(const void* memory, uint64_t bytes, blink_error* erro
 typedef struct {
   int64_t offset;             // tick of chunk 0
   int64_t chunks;
+  int64_t chunk_elements;     // of all chunks but the last;
   int64_t length;             // elements of the slice
   int64_t source;             // byte offset in the input; BLINK_NOWHERE: the role contributes nothing;
   int64_t target;             // byte offset in the output; BLINK_NOWHERE: the role keeps nothing;
@@ -282,7 +283,6 @@ typedef struct {
   uint64_t what;       // for messages: collective, type, operation and root; the library does not interpret it;
   int64_t count;       // for messages: elements per block;
   uint32_t dtype, op;  // of blink_dtype and blink_operation;
-  int64_t chunk_elements;
   int64_t shift_bytes, shifts;    // each call moves its rings this far, and the first place returns after `shifts` calls;
   int64_t inline_messages;        // 1: small messages with their flags inside;
   int64_t direct_read_in_place;   // peers may read this rank's input even if its output is the same memory;
