@@ -239,12 +239,11 @@ def elsewhere(published: Published | None, place: str) -> Published | None:
 
 
 def errors_on_hosts(url: str, change: str, wrong: int) -> list[BaseException | None]:
-    return [
-        outcome.error
-        for outcome in outcomes(
-            [RankProcess(on_hosts, rank, 3, url, change if rank == wrong else "") for rank in range(3)]
-        )
-    ]
+    """Return the errors of three ranks that begin at once, so that their deadlines are one."""
+    gate = CONTEXT.Barrier(3)
+    changes = [change if rank == wrong else "" for rank in range(3)]
+    ranks = [RankProcess(on_hosts, rank, 3, url, changes[rank], gate=gate) for rank in range(3)]
+    return [outcome.error for outcome in outcomes(ranks)]
 
 
 @pytest.mark.parametrize("wrong", [0, 2])
