@@ -39,7 +39,7 @@ constexpr int kSpinsNetwork = 2;               // each spin moves messages
 constexpr std::int64_t kPollNetworkUs = 50;    // polling after the last message; longer polling starves network threads of the kernel
 constexpr std::int64_t kLostUs = 1'000;        // a longer yield gave the core to a program that computes;
 constexpr std::int64_t kMostBusyUs = 200'000;  // for at most this time the rank then does not yield, and polls
-constexpr std::int64_t kPollBusyUs = 10;       // less, because a rank that sleeps and wakes takes precedence
+constexpr std::int64_t kPollBusyUs = 20;       // less, because a rank that sleeps and wakes takes precedence
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
 constexpr std::int64_t kDyingUs = 1'000'000;    // within this time a dying process has released its locks
 
@@ -325,15 +325,15 @@ bool blink_comm::crowded() const {
   return false;
 }
 
-// Lets a rank that polls on the same core go on. A program that computes keeps a yielded core for milliseconds: then the
-// rank stops yielding, longer each time.
+// Lets a rank that polls on the same core go on. A program that computes keeps a yielded core for milliseconds: from the
+// second time on, the rank then stops yielding, longer each time. One long yield may be chance.
 void blink_comm::yield_to_ranks(std::int64_t now) {
   sched_yield();
   ++stats_.yields;
   const std::int64_t after = now_us();
   const bool lost = after - now > kLostUs;
   busy_us_ = lost ? std::min(kMostBusyUs, 2 * busy_us_ + kLostUs) : busy_us_ / 2;
-  if (lost) busy_until_us_ = after + busy_us_;
+  if (lost && busy_us_ > kLostUs) busy_until_us_ = after + busy_us_;
 }
 
 int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {
