@@ -5,7 +5,8 @@ New rows of any registry are tested automatically. The only accepted refusal is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle
@@ -20,11 +21,13 @@ from blinkccl.engines import generated, host
 from blinkccl.engines.host_plan import INLINE
 from blinkccl.engines.registry import ENGINES, Array, RunProgram
 from blinkccl.errors import UnsupportedError
+from blinkccl.runtime import ucx
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.forest.model import Forest
+from support.between_hosts import EveryRankApart
 from support.examples import ALL_TESTS
 from support.execution import difference, ragged_counts
 from support.planned import asked
@@ -66,9 +69,21 @@ if "host" in RUNS:
     RUNS["host, shared tensors"] = partial(host.run, options=host.HostOptions(shared=True))
     RUNS["host, cross memory"] = partial(host.run, options=host.HostOptions(cross_memory=True))
     RUNS["host, small messages"] = run_small
+    with suppress(UnsupportedError):
+        ucx.find()
+        RUNS["host, between hosts"] = EveryRankApart()
 if "generated" in RUNS:
     RUNS["generated, LL"] = partial(generated.run, options=generated.GeneratedOptions("ll", 1))
     RUNS["generated, LL128"] = partial(generated.run, options=generated.GeneratedOptions("ll128", 3))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def closed() -> Iterator[None]:
+    """Close the connections between ranks at the end."""
+    yield
+    for run in RUNS.values():
+        if isinstance(run, EveryRankApart):
+            run.close()
 
 
 #: Every type with every operation that it has; neighbours differ in both.

@@ -5,12 +5,9 @@ Every rank is a thread with a segment of its own, or shares one with a neighbour
 
 from __future__ import annotations
 
-import mmap
 import os
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,63 +18,23 @@ from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import make_inputs, make_scales
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
-from blinkccl.engines.buffers import Arithmetic, filled
 from blinkccl.engines.host import (
     Endpoint,
     NativeOp,
-    format_segment,
-    native_scale,
-    segment_bytes,
-    shape_of,
     statuses,
 )
-from blinkccl.engines.host_plan import Area, HostPlan
+from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import CommunicationError, DeadlineError, PlanMismatchError, UnsupportedError
 from blinkccl.runtime import ucx
 from blinkccl.runtime.hosts import Cost, Hosts, selected
+from support.between_hosts import AREA, connected, run_on
 
-AREA = Area(staging_bytes=1 << 20)
 COST = Cost(1e-5, 1e9)
-TIMEOUT_US = 20_000_000
 
 try:
-    LIBRARY = ucx.find()
+    ucx.find()
 except UnsupportedError as error:
     pytest.skip(str(error), allow_module_level=True)
-
-
-@contextmanager
-def connected(hosts: Hosts, segments: list[tuple[int, int]] | None = None) -> Iterator[list[Endpoint]]:
-    """An endpoint per rank; those of one host share a segment. ``segments`` gets address and size of each."""
-    os.environ.setdefault("UCX_TLS", "tcp")
-    endpoints: dict[int, Endpoint] = {}
-    bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(hosts.size)]
-    shape, token = shape_of(hosts.size, AREA), secrets.token_bytes(16)
-    size = segment_bytes(shape)
-    with ExitStack() as undo:
-        for bell in bells:
-            undo.callback(os.close, bell)
-        for members in hosts.members:
-            memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-            format_segment(memory.ctypes.data, size, shape, token)
-            if segments is not None:
-                segments.append((memory.ctypes.data, size))
-            for rank in members:
-                endpoints[rank] = Endpoint(memory.ctypes.data, size, rank, token)
-            undo.callback(lambda memory: None, memory)
-        addresses = [endpoints[rank].open_network(LIBRARY, bells[rank]) for rank in range(hosts.size)]
-        for rank in range(hosts.size):
-            for peer, address in enumerate(addresses):
-                if hosts.host_of[peer] != hosts.host_of[rank]:
-                    endpoints[rank].connect(peer, address)
-                else:
-                    endpoints[rank].set_bell(peer, bells[peer])
-        try:
-            yield [endpoints[rank] for rank in range(hosts.size)]
-        finally:
-            # All at once: a connection closes in order when both its ends progress.
-            with ThreadPoolExecutor(hosts.size) as pool:
-                list(pool.map(lambda endpoint: endpoint.close(), endpoints.values()))
 
 
 def run(
@@ -88,21 +45,8 @@ def run(
     scales = make_scales(collective, call.dtype) if OPS[call.op].scales else None
     inputs = make_inputs(collective, call.elements, call.dtype, 1, call.op)
     expected = reference.run(plan.program, inputs, call, chunk_bytes=chunk_bytes, scales=scales)
-    factors = Arithmetic.of(collective, call, scales).factors
-    buffers = filled(collective, inputs, call.elements, call.dtype, in_place)
-    ops = [NativeOp(endpoint, plan, call, chunk_bytes) for endpoint in endpoints]
-
-    def one(rank: int) -> None:
-        send, recv = (
-            None if each is None else each.ctypes.data for each in (buffers.inputs[rank], buffers.outputs[rank])
-        )
-        ops[rank].run(send, recv, TIMEOUT_US, None if factors is None else native_scale(factors[rank]))
-
-    with ThreadPoolExecutor(len(ops)) as pool:
-        list(pool.map(one, range(len(ops))))
-    for op in ops:
-        op.close()
-    return list(buffers.outputs), expected
+    outputs = run_on(endpoints, plan, inputs, call, chunk_bytes=chunk_bytes, scales=scales, in_place=in_place)
+    return outputs, expected
 
 
 def same(outputs: Sequence[Any], expected: Sequence[Any], said: object) -> None:
