@@ -13,7 +13,6 @@ GPU 99 is not in dgx-1v; it has 0-7
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 
 class BlinkError(Exception):
@@ -96,18 +95,7 @@ class DeadlineError(CommunicationError):
 
 
 class StalledError(DeadlineError):
-    """Messages over TCP that did not arrive or leave before the deadline.
-
-    ``stalls`` are all :class:`blinkccl.engines.sockets.Stall` of the rank that gave up.
-    """
-
-    def __init__(self, message: str, stalls: Iterable[Any]) -> None:
-        self.message = message
-        self.stalls = tuple(stalls)
-        super().__init__(message)
-
-    def __reduce__(self) -> tuple[type[StalledError], tuple[str, tuple[Any, ...]]]:
-        return type(self), (self.message, self.stalls)
+    """A link that delivered too little before the deadline; the message names it and the data held back."""
 
 
 class RendezvousTimeout(DeadlineError):

@@ -141,9 +141,9 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
             assert error is None, f"{engine}, slots {slots}, {count} × {dtype}, {op}, in place {in_place}: {error}"
 
 
-#: Engines that run on few machines: sockets connect for every run, generated code needs a compiler and a thread per
-#: block, and the others are options of an engine that runs everywhere.
-ON_FEW = {"sockets", *(name for name in RUNS if name.startswith(("generated", "host, ")))}
+#: Engines that run on few machines: generated code needs a compiler and a thread per block, and the others are options
+#: of an engine that runs everywhere.
+ON_FEW = {name for name in RUNS if name.startswith(("generated", "host, "))}
 
 
 def cases(spec: str, program: Program, slots: int) -> list[tuple[str, int, bool]]:
@@ -167,7 +167,7 @@ def cases(spec: str, program: Program, slots: int) -> list[tuple[str, int, bool]
 def runs(engine: str, program: Program) -> bool:
     """True if the engine can run the program: its relays, and messages staged outside the memory of their ends."""
     pushed = all(queue.home == queue.path[-1] for queue in program.queues)
-    return engine.startswith(("reference", "host", "sockets")) or (not program.relays and pushed)
+    return engine.startswith(("reference", "host")) or (not program.relays and pushed)
 
 
 def test_some_plans_have_relays_and_some_have_staged_queues() -> None:

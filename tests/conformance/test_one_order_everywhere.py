@@ -31,8 +31,8 @@ PLANS = {
     "7": ("dgx-1v", "0-6"),
     "8": ("dgx-1v", None),
 }
-#: Plans for engines that connect, or start a compiler, for every program.
-FEW = {"sockets": ("2", "5"), "generated": ("5",)}
+#: Plans for engines that start a compiler for every program.
+FEW = {"generated": ("5",)}
 RUNS = [
     pytest.param(engine, plan, id=f"{engine}-{plan}")
     for engine, row in ENGINES.items()

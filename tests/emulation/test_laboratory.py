@@ -151,7 +151,7 @@ def pattern_of(field: Field, size: int) -> Pattern:
 @pytest.mark.parametrize(("how", "link"), [("cut", (0, 1)), ("slow", (2, 1)), ("cut", (0, 2))])
 def test_a_link_that_breaks_is_named_at_the_deadline(three: tuple[Field, Laboratory], how: str, link) -> None:
     field, lab = three
-    number = lab.open(field.candidates[0].program, experiment.BUFFER_BYTES)
+    number = lab.open(field.candidates[0].program)
     lab.cut(*link) if how == "cut" else lab.reshape(0.01, [link, link[::-1]])
     began = time.monotonic()
     with pytest.raises(StalledError, match=r"nothing, or too little, comes over link") as caught:
@@ -160,7 +160,7 @@ def test_a_link_that_breaks_is_named_at_the_deadline(three: tuple[Field, Laborat
     assert f"{link[0]} → {link[1]}" in str(caught.value) or f"{link[1]} → {link[0]}" in str(caught.value)
     lab.close(number)
     lab.join(*link) if how == "cut" else lab.reshape(1.0)
-    number = lab.open(field.candidates[0].program, experiment.BUFFER_BYTES)
+    number = lab.open(field.candidates[0].program)
     assert lab.run(number, pattern_of(field, MIB), 1 << 15, 20).wrong == 0  # the laboratory continues to work
     lab.close(number)
 
@@ -188,7 +188,7 @@ def test_a_job_continues_around_a_failure(fault: str) -> None:
 def test_a_host_that_dies_is_named_by_all_at_once() -> None:
     field = field_of("dgx-1v", "allreduce", "0,1,2")
     with field.laboratory() as lab:
-        number = lab.open(field.candidates[0].program, experiment.BUFFER_BYTES)
+        number = lab.open(field.candidates[0].program)
         lab.reshape(0.05)
         process, began = lab.pid(1), time.monotonic()
         Timer(0.3, lab.kill, [1]).start()
@@ -204,12 +204,12 @@ def test_a_program_for_other_paths_is_refused(three: tuple[Field, Laboratory]) -
     _, lab = three
     other = field_of("dgx-1v", "broadcast", "0,1,2,3").candidates[0]
     with pytest.raises(UsageError, match=r"not laid out for vertices \[3\] and paths"):
-        lab.open(other.program, experiment.BUFFER_BYTES)
+        lab.open(other.program)
 
 
 def test_a_stopped_host_is_named(three: tuple[Field, Laboratory]) -> None:
     field, lab = three
-    number = lab.open(field.candidates[0].program, experiment.BUFFER_BYTES)
+    number = lab.open(field.candidates[0].program)
     os.kill(lab.pid(2), signal.SIGSTOP)
     try:
         with pytest.raises(DeadlineError, match="rank 2"):
@@ -271,7 +271,7 @@ def test_measurements_are_stored_and_used(tmp_path: Path) -> None:
     job = ["allreduce", "--topo", "ring:3"]
     command = [sys.executable, "-m", "blinkccl"]
     how = ["--algo", "optimal,ring", "-n", "1", "--lane", "200", "-o", str(file)]
-    other = Cell("broadcast", 0, (0, 1, 2), 1024, 512, 2048, "2026-01-01", (Time("ring", "sockets", 1e-6, 1, 512),))
+    other = Cell("broadcast", 0, (0, 1, 2), 1024, 512, 2048, "2026-01-01", (Time("ring", "host", 1e-6, 1, 512),))
     by, machine = "a laboratory, links 1000 times slower", machine_key(parse_spec("ring:3"))
     file.write_bytes(to_json(MeasuredTable(machine, "ring:3", LABORATORY, by, 1000.0, cells=(other,))))
     subprocess.run([*command, "lab", *job, *how, "-b", "64K", "-e", "128K"], capture_output=True, check=True)
@@ -280,7 +280,7 @@ def test_measurements_are_stored_and_used(tmp_path: Path) -> None:
     assert [cell.size_bytes for cell in table.cells] == [1024, 64 << 10, 128 << 10]
     assert table.cells[0] == other
     for cell in table.cells[1:]:
-        assert {(time.algorithm, time.protocol) for time in cell.times} == {("optimal", "sockets"), ("ring", "sockets")}
+        assert {(time.algorithm, time.protocol) for time in cell.times} == {("optimal", "host"), ("ring", "host")}
         assert [time.seconds for time in cell.times] == sorted(time.seconds for time in cell.times)
     best = table.cells[2].times[0]
     explain = [*command, "explain", *job, "--size", "128K", "--measured", str(file), "--json"]

@@ -161,7 +161,7 @@ def check_roles(program: Program, relays: bool = False, switches: bool = False) 
     if program.relays and not relays:
         raise UnsupportedError(
             f"the program has roles at vertices {list(program.relays)} outside the job, which this engine cannot run; "
-            "use engine reference, host or sockets, or plan without --relays"
+            "use engine reference or host, or plan without --relays"
         )
     for role in program.roles:
         where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"

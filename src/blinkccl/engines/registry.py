@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -94,10 +93,6 @@ def _no_library() -> str | None:
     return None
 
 
-def _no_epoll() -> str | None:
-    return None if sys.platform == "linux" else "it needs Linux's epoll"
-
-
 def _no_generated_code() -> str | None:
     try:
         import_module("blinkccl.engines.generated").load()
@@ -111,7 +106,6 @@ def _no_generated_code() -> str | None:
 ENGINES: dict[str, Engine] = {
     "reference": Engine("blinkccl.engines.reference", "NumPy, step by step: the definition of a Program's meaning"),
     "host": Engine("blinkccl.engines.host", "native code over shared memory, between ranks of one host", _no_library),
-    "sockets": Engine("blinkccl.engines.sockets", "TCP on the loopback device, with a connection per queue", _no_epoll),
     "generated": Engine(
         "blinkccl.engines.generated",
         "the generated CUDA code, compiled for this CPU: a thread per rank, channel and part",

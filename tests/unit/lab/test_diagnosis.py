@@ -1,33 +1,31 @@
-"""The link that the waits of all sites identify."""
+"""The link that undelivered data identifies."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from blinkccl.apps.lab.diagnosis import blocked, common_links, connections, sentence
 
-from blinkccl.apps.lab.laboratory import sentence, stalled, stalled_links
-from blinkccl.engines.sites import Sites
-from blinkccl.engines.sockets import Stall
-from blinkccl.schedule.lower import lower
-from blinkccl.trees.algorithms.registry import algorithm
-from support.planned import asked
+WAITS = {1: TimeoutError("rank 1 waits for chunk 3")}
 
 
-def test_a_leg_is_stalled_where_one_waits_for_what_the_other_cannot_deliver() -> None:
-    (leg,) = Sites(lower(algorithm("optimal").plan(asked("dgx-2", "broadcast", "0,1")))).legs
-    waits, holds = Stall(leg, 0, "waits"), Stall(leg, 9, "holds")
-    assert stalled([waits, holds]) == [holds]
-    assert stalled([waits]) == stalled([holds]) == []
-    assert stalled_links([holds]) == [(0, 16), (16, 1)]
-    other = replace(leg, queue=1, path=(2, 16, 1))
-    both = [waits, holds, replace(waits, leg=other), replace(holds, leg=other, undelivered=12)]
-    assert stalled_links(stalled(both)) == [(16, 1)]
-    assert sentence(both) == "nothing, or too little, comes over link 16 → 1: holds"
-    assert sentence([waits]) == ""
-    # One holds back much more than the other, so the other is behind it.
-    assert stalled([*both[:3], replace(both[3], undelivered=100)]) == [replace(both[3], undelivered=100)]
+def test_the_link_common_to_all_blocked_paths_is_named() -> None:
+    held = {(0, 16, 1): 9, (2, 16, 1): 12, (1, 16, 2): 4}
+    assert blocked(held) == [(0, 16, 1), (2, 16, 1)], "the last is behind the others"
+    assert common_links(blocked(held)) == [(16, 1)]
+    assert sentence(held, WAITS) == "nothing, or too little, comes over link 16 → 1: rank 1 waits for chunk 3"
+    assert blocked({}) == []
+    assert sentence({}, WAITS) == ""
 
 
-def test_legs_without_a_common_link_are_all_named() -> None:
-    one, other, *_ = Sites(lower(algorithm("optimal").plan(asked("ring:4", "broadcast")))).legs
-    both = [Stall(one, 5, "one"), Stall(other, 5, "other")]
-    assert stalled_links(both) == [one.path, other.path]
+def test_paths_without_a_common_link_are_all_named() -> None:
+    assert common_links([(0, 1), (1, 2)]) == [(0, 1), (1, 2)]
+
+
+def test_a_receiver_that_does_not_answer_says_nothing_about_its_link() -> None:
+    assert sentence({(0, 2): 9}, WAITS) == ""
+
+
+def test_a_line_of_the_kernel_is_a_peer_and_its_unconfirmed_bytes() -> None:
+    table = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100800A:1B58 0000800A:C350 01 00000A10:00000000 01:00000014 00000000     0        0 1 1 0 20 4 1 10 -1
+"""
+    assert connections(table) == [("10.128.0.0", 0xA10)]

@@ -38,7 +38,7 @@ class Slow:
     def __init__(self, longer_s: float, both: float = 120e6, pcie: float = 20e6) -> None:
         self.longer_s, self.both, self.pcie, self.programs = longer_s, both, pcie, []
 
-    def open(self, program, buffer_bytes) -> int:
+    def open(self, program) -> int:
         self.programs.append(program)
         return len(self.programs) - 1
 

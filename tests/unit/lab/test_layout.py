@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.apps.lab.layout import Layout, Path, lay_out
-from blinkccl.engines.sites import Sites
+from blinkccl.apps.lab.site import among_sites
 from blinkccl.errors import UsageError
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.fabric import cables_of
@@ -27,7 +27,7 @@ from support.planned import asked
 
 def laid_out(spec: str, name: str, gpus: str | None = None, **options: object) -> tuple[Layout, Topology]:
     forest = algorithm("optimal").plan(asked(spec, name, gpus, **options))
-    paths = [leg.path for leg in Sites(lower(forest)).legs]
+    paths = [queue.path for queue in among_sites(lower(forest)).queues]
     return lay_out([forest.topology], paths, 4e6), forest.topology
 
 
@@ -76,7 +76,7 @@ def check(layout: Layout, topology: Topology, scale: float) -> None:
 @given(seed=st.integers(0, 2**32))
 def test_any_plan_has_a_layout(seed: int) -> None:
     forest = random_forest(Random(seed))
-    layout = lay_out([forest.topology], [leg.path for leg in Sites(lower(forest)).legs], 1e7)
+    layout = lay_out([forest.topology], [queue.path for queue in among_sites(lower(forest)).queues], 1e7)
     check(layout, forest.topology, 1e7)
 
 

@@ -197,7 +197,7 @@ def test_times_of_plans_that_cannot_run_are_ignored(allreduce):
     cells = (
         measured((NCCL, "", 1e-9)),
         measured(("ring", "ll", 1e-9), size=1 << 21),
-        measured(("optimal", "sockets", 1e-9), size=1 << 22),
+        measured(("optimal", "host", 1e-9), size=1 << 22),
     )
     assert [row.why for row in allreduce(*cells)[0]] == [row.why for row in allreduce()[0]]
 

@@ -15,7 +15,7 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.cost.simulate.calibration import calibration
 from blinkccl.cost.simulate.run import simulate
-from blinkccl.engines import generated, reference, sockets
+from blinkccl.engines import generated, host, reference
 from blinkccl.engines.registry import ENGINES, engine
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.lower import lower
@@ -159,12 +159,12 @@ def test_programs_with_homes_compute_their_collective(spec, gpus, name) -> None:
     assert violations(program, forest.topology) == []
     inputs = make_inputs(program.collective, 103, "int32")
     call = CollectiveCall.of(program.collective, "int32", 103)
-    for run in (partial(reference.run, order=5), sockets.run):
+    for run in (partial(reference.run, order=5), host.run):
         outputs = run(program, inputs, call, chunk_bytes=64)
         assert mismatch(outputs, oracle(program.collective, inputs), 103) is None
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("reference", "host", "sockets")])
+@pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("reference", "host")])
 def test_engines_without_relays_refuse_them_by_name(name) -> None:
     if engine(name).missing:
         pytest.skip(engine(name).missing)

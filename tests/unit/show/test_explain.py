@@ -128,14 +128,14 @@ def test_measured_times_are_marked():
 
 def test_laboratory_measurements_do_not_affect_kernels_and_nccl():
     request = asked("dgx-1v", gpus="1,4,5,6")
-    table = measured_table(request, LABORATORY, Time("blink", "sockets", 1e-5, 9, 1 << 15))
+    table = measured_table(request, LABORATORY, Time("blink", "host", 1e-5, 9, 1 << 15))
     explanation = explain(request, 1 << 20, Conditions(calibration_for(request.topology)), table)
     before = explained(request, 1 << 20)
     assert explanation.library.why == before.library.why
     assert explanation.nccl == before.nccl
     assert [one.plan.name for one in explanation.choice.timed] == ["blink"]
     text = explain_text(explanation)
-    assert "fastest blink: 10.0 µs, 104.9 GB/s (measured, sockets; chunks of 32K)\n" in text
+    assert "fastest blink: 10.0 µs, 104.9 GB/s (measured, host; chunks of 32K)\n" in text
     assert "times as long as the fastest" not in text
 
 

@@ -95,7 +95,7 @@ ERRORS = [
     RendezvousTimeout([1, 3], [0, 2], "waited 5 s"),
     UnsupportedError("no such thing"),
     VerificationError(["rank 0 sends nothing", "rank 1 waits"]),
-    StalledError("stuck", [("0 -> 1", 4096)]),
+    StalledError("stuck"),
 ]
 ERRORS += [
     kind("what, where, what to do")

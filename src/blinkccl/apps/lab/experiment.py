@@ -1,6 +1,6 @@
 """Comparison of programs for one job in a laboratory, in turns on the same links.
 
-The engine ``sockets`` runs all plans, so they differ only in their trees. ``ring`` is all rings that NCCL 2.4 finds,
+The host engine runs all plans, so they differ only in their trees. ``ring`` is all rings that NCCL 2.4 finds,
 over PCIe if fast links close none; ``one_ring`` is the first of them alone. ``gloo_links`` and ``gloo_ranks`` are
 gloo's own ring in the order of such a ring, and in that of the ranks; ``openmpi`` is Open MPI. Between two ranks
 without a fast link these use PCIe, and a plan of such a ring gives their expected rate. ``hybrid`` splits each size by
@@ -18,14 +18,14 @@ from functools import cached_property
 from importlib.util import find_spec
 from statistics import median
 
-from blinkccl.apps.lab.laboratory import Laboratory, Run
+from blinkccl.apps.lab.laboratory import BUFFER_BYTES, Laboratory, Run
 from blinkccl.apps.lab.layout import lay_out
+from blinkccl.apps.lab.site import among_sites
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.peers.registry import installation
 from blinkccl.bench.sizes import block_count
 from blinkccl.cost.simulate.calibration import calibration
 from blinkccl.cost.simulate.run import simulate
-from blinkccl.engines.sites import Sites
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -60,10 +60,6 @@ _MOST_BIT_PER_S = 800e6
 _ITEMSIZE = 4
 #: Part of the time for filling the pipeline, if chunks can be so small.
 _FILL = 0.02
-#: Buffer at each end of a connection: a link continues while its receiver is busy for a millisecond. Data in it is
-#: ahead of other trees: with twice as much, hybrid got 92.7 % of its plan instead of 96.0, in a broadcast on 8 GPUs of
-#: a DGX-1V whose slowest links had 19 Mbit/s.
-BUFFER_BYTES = 64 * 1024
 #: Least and largest bytes of a chunk. A smaller chunk takes the processor more time than the link. With chunks larger
 #: than a buffer, links stall while a site receives from one link and another's buffer is full. An AllReduce in one tree
 #: on 5 GPUs of a DGX-1P, with buffers of 128 KiB, reached 98 % of its plan with chunks of 81 KiB and 82 % with 163 KiB.
@@ -91,7 +87,7 @@ class LabCandidate:
         """Open it in a laboratory and return its number."""
         if self.name == "openmpi":
             return lab.open_mpi(self.program)
-        return lab.open_gloo(self.program, self.order) if self.order else lab.open(self.program, BUFFER_BYTES)
+        return lab.open_gloo(self.program, self.order) if self.order else lab.open(self.program)
 
     def chunk_bytes(self, size_bytes: int) -> int:
         """The largest chunk with which the pipeline fills quickly."""
@@ -327,12 +323,12 @@ def lane_gb_per_s(request: Request) -> float:
 
 def laboratory(candidates: Sequence[LabCandidate], slower: float) -> Laboratory:
     """A laboratory for these plans, on the links of all of them, slowed down by ``slower``."""
-    sites = [Sites(one.program) for one in candidates]
+    programs = [among_sites(one.program) for one in candidates]
     networks: list[Topology] = [one.forest.topology for one in candidates]
-    paths = [leg.path for one in sites for leg in one.legs]
+    paths = [queue.path for one in programs for queue in one.queues]
     foreign = [one.forest for one in candidates if one.order]
     ways = {pair: path for forest in foreign for pair, path in transit_paths(forest.topology, forest.ranks).items()}
-    return Laboratory(lay_out(networks, paths, 8e9 / slower, ways), [v for one in sites for v in one.vertices])
+    return Laboratory(lay_out(networks, paths, 8e9 / slower, ways), [v for one in programs for v in one.ranks])
 
 
 def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | None = None, slots: int = 2) -> Field:

@@ -10,7 +10,7 @@ from threading import Timer
 from typing import Any
 
 from blinkccl.apps.lab import experiment
-from blinkccl.apps.lab.experiment import BUFFER_BYTES, Field, LabCandidate, Measured
+from blinkccl.apps.lab.experiment import Field, LabCandidate, Measured
 from blinkccl.apps.lab.laboratory import Laboratory, Run
 from blinkccl.apps.lab.layout import Layout
 from blinkccl.collectives.spec import Collective
@@ -184,7 +184,7 @@ def _measured(
     one: LabCandidate, field: Field, lab: Laboratory, size: int, rounds: int, timeout_s: float
 ) -> tuple[Measured, int]:
     """An open program's runs, and its number."""
-    number = lab.open(one.program, BUFFER_BYTES)
+    number = lab.open(one.program)
     measured = experiment.planned(one, size, field.slower)
     for _ in range(rounds):
         measured.runs.append(lab.run(number, measured.pattern, measured.chunk_bytes, timeout_s))

@@ -5,8 +5,8 @@ of its direction. Switches, NICs and hosts that forward packets are namespaces t
 ranks and at places where data is stored (:mod:`blinkccl.topology.memories`).
 
 A connection must use the links of its path and no others. If the path is one link, its receiver has the address of the
-link's end. A path through forwarding vertices has an address of its own at either end, and on each of its vertices a
-route to each: so two paths between the same ends may use different switches.
+link's end. A path through forwarding vertices has a device with an address of its own at either end, and on each of its
+vertices a route to each: so two paths between the same ends may use different switches. UCX selects paths by devices.
 
 Programs that know hosts and no links have one address per host, and one path from each host to each other.
 """
@@ -76,9 +76,30 @@ class Layout:
         """Ports by (vertex, peer)."""
         return {(port.vertex, port.peer): port for pair in self.links for port in pair}
 
+    @cached_property
+    def senders(self) -> dict[Path, str]:
+        """The addresses of the senders of longer paths."""
+        return {path: other_end(end) for path, end in self.receivers.items() if len(path) > 2}
+
+    def devices(self, path: Path) -> tuple[str, str]:
+        """The devices of a path's ends: those of its link, or a pair of its own."""
+        if len(path) == 2:
+            return self.port[path].device, self.port[path[::-1]].device
+        return (device_of(self.receivers[path]),) * 2
+
     def forwards(self, vertex: int) -> bool:
         """True if packets of others pass through."""
         return vertex in self.forwarding
+
+
+def device_of(address: str) -> str:
+    """The device with an address of a path."""
+    return f"path{(int(IPv4Address(address)) - int(_PATHS)) // 2}"
+
+
+def other_end(address: str) -> str:
+    """The address of the other end of a path."""
+    return str(IPv4Address(int(IPv4Address(address)) ^ 1))
 
 
 def lay_out(

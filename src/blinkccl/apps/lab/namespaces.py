@@ -10,17 +10,24 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import socket
+import struct
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from fcntl import ioctl
 from pathlib import Path
 
-from blinkccl.apps.lab.layout import HOST_DEVICE, Layout, Port, Route
-from blinkccl.errors import UnsupportedError
+from blinkccl.apps.lab.layout import HOST_DEVICE, Layout, Port, Route, device_of, other_end
+from blinkccl.errors import BlinkError, UnsupportedError
+from blinkccl.runtime import ucx
 
 _CLONE_NEWNET = 0x40000000
 _OWN = "/proc/thread-self/ns/net"
-_TOOLS = ("ip", "tc")
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
+#: The request for a device's flags, the flag of one that runs, and the most seconds until it does.
+_GET_FLAGS, _RUNNING, _UP_S = 0x8913, 0x40, 10.0
 #: Bytes of a bucket and of queues. A bucket must hold a packet with its headers, and is credit: with much more, data
 #: would exceed its rate. A queue that drops packets costs whole retransmission timeouts.
 _BURST, _QUEUE, _SHORT_QUEUE = 33000, 8388608, 65600
@@ -37,12 +44,15 @@ _SYSCTLS = {
 
 def lacking() -> str | None:
     """The reason why this machine cannot run a laboratory, with a remedy; None: it can."""
-    for tool in _TOOLS:
+    for tool, package in _TOOLS.items():
         if shutil.which(tool) is None:
-            return f"it needs the command {tool}, which is not there; install iproute2"
+            return f"it needs the command {tool}, which is not there; install {package}"
     try:
+        ucx.find()
         with _unshared() as number:
             os.close(number)
+    except BlinkError as error:
+        return str(error)
     except OSError as error:
         return f"it makes network namespaces, which this process may not ({error.strerror}); run it as root"
     return None
@@ -91,6 +101,9 @@ class Namespaces:
                 self._build(vertex)
             for vertex in layout.vertices:
                 self._raise(vertex)
+            for vertex in layout.vertices:
+                names = [port.device for pair in layout.links for port in pair if port.vertex == vertex]
+                self._await(vertex, [*names, *map(device_of, layout.addresses[vertex])])
         except BaseException:
             self.close()
             raise
@@ -138,7 +151,17 @@ class Namespaces:
         """Set addresses, shapes and routes, when both ends of every link exist."""
         layout = self._layout
         ports = [port for pair in layout.links for port in pair if port.vertex == vertex]
-        lines = ["link set lo up", *(f"addr add {address}/32 dev lo" for address in layout.addresses[vertex])]
+        lines = ["link set lo up"]
+        for address in layout.addresses[vertex]:
+            name = device_of(address)  # a pair, since few kernels have dummy devices, and a bridge has no carrier
+            lines += [
+                f"link add name {name} type veth peer name {name}b",
+                f"link set {name}b up",
+                f"link set {name} up",
+            ]
+            lines.append(f"addr add {address}/32 dev {name}")
+            # UCX requires a route from the device; packets take the one over links, which has a lower metric.
+            lines.append(f"route add {other_end(address)}/32 dev {name} metric 1000")
         if vertex in layout.hosts:
             lines += [f"link add name {HOST_DEVICE} type bridge", f"link set {HOST_DEVICE} up"]
             lines.append(f"addr add {layout.hosts[vertex]}/32 dev {HOST_DEVICE}")
@@ -147,12 +170,26 @@ class Namespaces:
         self.run(vertex, "ip", [*lines, *map(_line, layout.routes[vertex])])
         self.run(vertex, "tc", [shape(port) for port in ports])
 
+    def _await(self, vertex: int, names: Iterable[str]) -> None:
+        """Wait until these devices run: the kernel reports a new link up to a second late, and UCX needs the report."""
+        deadline = time.monotonic() + _UP_S
+        with self.inside(vertex), socket.socket() as any_socket:
+            for name in names:
+                request = struct.pack("16sH22x", name.encode(), 0)
+                while not struct.unpack("16sH22x", ioctl(any_socket, _GET_FLAGS, request))[1] & _RUNNING:
+                    if time.monotonic() > deadline:
+                        raise UnsupportedError(f"device {name} of vertex {vertex} is not up after {_UP_S:g} s")
+                    time.sleep(0.01)
+
     def turn(self, a: int, b: int, up: bool) -> None:
         """Take a link up or down; the routes of an end that is down are lost, so they are added again."""
         for port in (self._layout.port[a, b], self._layout.port[b, a]):
             routes = [route for route in self._layout.routes[port.vertex] if route.port == port]
             back = map(_line, routes) if up else ()
             self.run(port.vertex, "ip", [f"link set dev {port.device} {'up' if up else 'down'}", *back])
+        if up:
+            self._await(a, [self._layout.port[a, b].device])
+            self._await(b, [self._layout.port[b, a].device])
 
 
 def _line(route: Route) -> str:

@@ -17,7 +17,7 @@ from blinkccl.trees.algorithms.tables import Cell, Time
 from blinkccl.units import size_text
 
 #: Engine of plans in a laboratory.
-ENGINE = "sockets"
+ENGINE = "host"
 
 
 def head_text(field: Field, layout: Layout) -> str:

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -21,30 +21,17 @@ from typing import Any
 import numpy as np
 
 from blinkccl.apps.lab.layout import HOST_DEVICE
+from blinkccl.apps.lab.site import Opening, Site
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.pattern import commands, fill, wrong_elements
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
-from blinkccl.engines import sockets
 from blinkccl.engines.buffers import RankBuffers, allocate
-from blinkccl.engines.sites import Connections, Sites, connect, listen
 from blinkccl.errors import BlinkError, CommunicationError
-from blinkccl.schedule.program import Program
 
-#: Port on which every worker listens, in a namespace of its own.
-PORT = 7000
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """A program to connect: its number, the address for each leg, and the bytes of a connection's buffers."""
-
-    number: int
-    program: Program
-    addresses: Mapping[tuple[int, ...], str]
-    buffer_bytes: int
-    deadline_s: float
+#: Seconds after a call's timeout at which a site gives up by itself: before that, the laboratory ends the call.
+_LATE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +68,34 @@ class Done:
 class _Program:
     """A program whose sites are connected."""
 
-    sites: Sites
-    vertex: int
-    connections: Connections
+    site: Site
 
     @property
     def collective(self) -> Collective:
-        return self.sites.program.collective
+        return self.site.collective
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return self.sites.program.ranks
+        return self.site.ranks
 
-    def prepare(self, request: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
+    def prepare(self, request: ProgramCall, buffers: RankBuffers) -> Callable[[float], None]:
         """Return a function that runs the call within a timeout in seconds."""
         pattern = request.pattern
         call = CollectiveCall.of(self.collective, pattern.dtype, pattern.count, pattern.op)
-        work = sockets.Work.of(self.sites.program, call, None, request.chunk_bytes)
-        site = sockets.Site(self.sites, self.vertex, self.connections)
-        return lambda left_s, watch: sockets.drive([site], work, buffers, left_s, watch)
+        op = self.site.op(call, request.chunk_bytes)
+        ends: list[int | None] = [None, None]
+        if self.site.vertex in self.ranks:
+            rank = self.ranks.index(self.site.vertex)
+            both = buffers.inputs[rank], buffers.outputs[rank]
+            ends = [None if one is None else one.ctypes.data for one in both]
+        return lambda left_s: op.run(ends[0], ends[1], int(left_s * 1e6))
+
+    def ended_by(self, control: Connection) -> AbstractContextManager[None]:
+        """See :meth:`Site.ended_by`."""
+        return self.site.ended_by(control)
 
     def close(self) -> None:
-        self.connections.close()
+        self.site.close()
 
 
 @dataclass
@@ -114,19 +107,23 @@ class _Gloo:
     ranks: tuple[int, ...]
     vertex: int
 
-    def prepare(self, request: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
-        """Return a function that runs the call; it reads no messages meanwhile, and ends at its timeout."""
+    def prepare(self, request: ProgramCall, buffers: RankBuffers) -> Callable[[float], None]:
+        """Return a function that runs the call."""
         import torch
 
         tensor = torch.from_numpy(buffers.outputs[self.ranks.index(self.vertex)])
 
-        def run(left_s: float, _: sockets.Watch) -> None:
+        def run(left_s: float) -> None:
             try:
                 self.group.allreduce([tensor]).wait(timedelta(seconds=max(0.001, left_s)))
             except RuntimeError as error:
                 raise CommunicationError(f"vertex {self.vertex}: gloo: {' '.join(str(error).split())}") from error
 
         return run
+
+    def ended_by(self, control: Connection) -> AbstractContextManager[None]:
+        """Nothing: gloo ends at its timeout."""
+        return nullcontext()
 
     def close(self) -> None:
         self.group = None
@@ -136,7 +133,7 @@ class _Gloo:
 class _Prepared:
     """A call that waits for its beginning."""
 
-    run: Callable[[float, sockets.Watch], None]
+    run: Callable[[float], None]
     opened: _Program | _Gloo
     buffers: RankBuffers
     request: ProgramCall
@@ -161,22 +158,20 @@ class Worker:
 
     def __init__(self, vertex: int, control: Connection) -> None:
         self._vertex, self._control = vertex, control
-        self._listener = listen("", PORT)
         self._open: dict[int, _Program | _Gloo] = {}
         self._prepared: _Prepared | None = None
 
-    def open(self, opening: Opening) -> None:
-        """Connect to the other sites of a program."""
-        sites = Sites(opening.program)
-        connections = connect(
-            sites,
-            self._vertex,
-            self._listener,
-            lambda leg: (opening.addresses[leg.path], PORT),
-            opening.deadline_s,
-            opening.buffer_bytes,
-        )
-        self._open[opening.number] = _Program(sites, self._vertex, connections)
+    def open(self, opening: Opening) -> dict[int, bytes]:
+        """Open this site's networks for a program; return its addresses, by rail."""
+        site = Site(opening, self._vertex)
+        self._open[opening.number] = _Program(site)
+        return site.addresses
+
+    def connect(self, number: int, addresses: Mapping[int, Mapping[int, bytes]]) -> None:
+        """Connect an open program to its other sites."""
+        opened = self._open[number]
+        assert isinstance(opened, _Program), "gloo connects by itself"
+        opened.site.connect(addresses)
 
     def open_gloo(self, opening: GlooOpening) -> None:
         """Join a process group."""
@@ -213,10 +208,9 @@ class Worker:
         """Run the prepared call from this time on, and check its result."""
         prepared, self._prepared = self._prepared, None
         assert prepared is not None
-        time.sleep(max(0.0, at - time.monotonic()))
-        with _before_others():
-            left_s = at + prepared.request.deadline_s - time.monotonic()
-            prepared.run(left_s, (self._control.fileno(), self._told))
+        with prepared.opened.ended_by(self._control), _before_others():
+            time.sleep(max(0.0, at - time.monotonic()))
+            prepared.run(at + prepared.request.deadline_s + _LATE_S - time.monotonic())
             ended = time.monotonic()
         pattern = prepared.request.pattern
         rank = self._rank(prepared.opened)
@@ -228,10 +222,6 @@ class Worker:
 
     def _rank(self, opened: _Program | _Gloo) -> int | None:
         return opened.ranks.index(self._vertex) if self._vertex in opened.ranks else None
-
-    def _told(self) -> None:
-        """Read the only message that can come during a collective: another site has failed."""
-        raise CommunicationError(str(self._control.recv()[-1]))
 
 
 def main(descriptor: int) -> None:

@@ -20,7 +20,7 @@ extern "C" {
 
 // Marks the absence of a place in a buffer.
 #define BLINK_NOWHERE -1
-#define BLINK_MOST_RAILS 255
+#define BLINK_MOST_RAILS 65535
 // A small message is sent in blocks. A block holds a line for the flag and BLINK_PAYLOAD_BYTES of payload.
 #define BLINK_PAYLOAD_BYTES 4096
 #define BLINK_BLOCK_BYTES 4160
