@@ -50,6 +50,7 @@ def namespace_of(pid: int | str) -> str:
     [
         ("dgx-1v", "allreduce", "1,4,5,6", {}),
         ("dgx-2", "allgather", "0,1,2", {}),  # through a switch
+        ("dgx-2 @ switches=sharp", "allreduce", "0,1,2", {"algorithms": "in_switch"}),  # reduced in a switch
         ("ring:6", "broadcast", "0,3", {"relays": True}),  # homes and relays
         ("mist", "alltoall", None, {}),  # staged at processors
         ("dgx-1v", "reduce_scatter", "0,1,2", {"links": "all"}),  # fast links and PCIe at once
