@@ -210,6 +210,7 @@ def main() -> int:
     rng = random.Random(arguments.seed)
     tallies = {work: Tally() for work in ([arguments.only] if arguments.only else WORK)}
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no namespace behind
     with ExitStack() as undo:
         scratch = undo.enter_context(tempfile.TemporaryDirectory())
         hosts = undo.enter_context(several_hosts.hosts(2, 0)) if arguments.hosts else ()
@@ -226,7 +227,8 @@ def report(tallies: dict[str, Tally], limit: float, took_s: float, descriptors: 
     print(f"{'doing':<26}{'kills':>7}{'median':>10}{'99 %':>10}{'max':>10}{'late':>6}{'wrong':>7}")
     rows = {work: tally for work, tally in tallies.items() if tally.seconds}
     every = [second for tally in rows.values() for second in tally.seconds]
-    whole = {"all": Tally(every, [wrong for tally in rows.values() for wrong in tally.wrong])}
+    wrongs = [wrong for tally in tallies.values() for wrong in tally.wrong]
+    whole = {"all": Tally(every or [0.0], wrongs)}
     for work, tally in (rows | whole).items():
         ordered = sorted(tally.seconds)
         late = sum(second > limit for second in ordered)
