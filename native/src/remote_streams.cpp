@@ -15,7 +15,7 @@ namespace {
 // Most unread bytes of a stream; a message has at most a quarter of it.
 constexpr std::uint64_t kWindow = 1 << 20;
 constexpr std::size_t kPiece = kWindow / 4;
-constexpr std::uint64_t kReport = kWindow / 2;  // a reader reports so many bytes
+constexpr std::uint64_t kReport = kWindow / 2;  // a reader reports after reading this much
 constexpr std::int64_t kPollUs = 50, kSleepUs = 20'000;
 constexpr std::uint32_t kBytes = 0, kTaken = 1;
 
