@@ -5,7 +5,7 @@ New rows of any registry are tested automatically. The only accepted refusal is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -27,7 +27,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.forest.model import Forest
-from support.between_hosts import EveryRankApart
+from support.between_hosts import EVERY_RANK_APART
 from support.examples import ALL_TESTS
 from support.execution import difference, ragged_counts
 from support.planned import asked
@@ -71,19 +71,10 @@ if "host" in RUNS:
     RUNS["host, small messages"] = run_small
     with suppress(UnsupportedError):
         ucx.find()
-        RUNS["host, between hosts"] = EveryRankApart()
+        RUNS["host, between hosts"] = EVERY_RANK_APART
 if "generated" in RUNS:
     RUNS["generated, LL"] = partial(generated.run, options=generated.GeneratedOptions("ll", 1))
     RUNS["generated, LL128"] = partial(generated.run, options=generated.GeneratedOptions("ll128", 3))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def closed() -> Iterator[None]:
-    """Close the connections between ranks at the end."""
-    yield
-    for run in RUNS.values():
-        if isinstance(run, EveryRankApart):
-            run.close()
 
 
 #: Every type with every operation that it has; neighbours differ in both.

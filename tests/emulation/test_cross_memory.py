@@ -28,6 +28,7 @@ def wishing(comm: Communicator, variable: str, work: Callable[..., Found], *argu
     """Run ``work`` on another communicator of the same ranks, made with this value of the variable."""
     os.environ["BLINK_CROSS_MEMORY"] = variable
     part = comm.split(0)
+    part.store = comm.store
     return work(part, *arguments)
 
 

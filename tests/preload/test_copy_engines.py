@@ -57,7 +57,7 @@ def journals(preloaded: Preloaded, count: int, place: Path, **variables: object)
     files = [place.with_name(f"{place.name}.{rank}") for rank in range(4)]
     each = [{"BLINK_DOUBLE_JOURNAL": file} for file in files]
     outcome = preloaded.scene("many_calls", 4, count=count, each=each, **{**TREES, **variables}).right()
-    (bundle,) = {path for one in outcome.ended for path in re.findall(r"blink planner: bundle (\S+) after", one.err)}
+    (bundle,) = {path for one in outcome.ended for path in re.findall(r"blink planner: bundle: (\S+) after", one.err)}
     rows = bundles.read(Path(bundle, bundles.FILE).read_bytes())["choice"]
     meant = [row for row in rows if row["collective"] == bundles.CODES["allreduce"]]
     (chunk_bytes,) = {row["chunk_bytes"] for row in meant if row["least"] <= 4 * count <= row["most"]}

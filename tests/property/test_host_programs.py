@@ -108,7 +108,7 @@ def test_small_messages_equal_the_oracle(way: dict[str, bool], seed: int) -> Non
     if all(ring.exclusive for ring in HostPlan(program).rings):
         assert differences(program, random, way) == []
     else:
-        with pytest.raises(UnsupportedError, match="several roles share"):
+        with pytest.raises(UnsupportedError, match="several share a queue"):
             differences(program, random, way)
 
 

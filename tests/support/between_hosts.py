@@ -114,5 +114,10 @@ class EveryRankApart:
         )
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; the next call makes new ones."""
         self._stack.close()
+        self._of_size.clear()
+
+
+#: The one of all conformance tests.
+EVERY_RANK_APART = EveryRankApart()

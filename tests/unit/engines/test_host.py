@@ -321,7 +321,7 @@ def test_invalid_plans_are_refused_by_the_library(ends: list[Endpoint], monkeypa
         monkeypatch.setattr(HostPlan, "rows", wrong)
         with pytest.raises(ScheduleError, match=f"refuses the program's plan: .*{message}"):
             NativeOp(ends[0], HostPlan(allreduce(2)), call, 64)
-    for field, value in ((-2, 7), (-1, 256)):  # The block of a reader's output, and its rail.
+    for field, value in ((-2, 7), (-1, 1 << 16)):  # The block of a reader's output, and its rail.
         words = np.frombuffer(rows, np.int64).copy()
         words[field] = value
         words[4 - 1] = np.array([checksum(words[4:])], np.uint64).view(np.int64)[0]
