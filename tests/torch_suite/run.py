@@ -89,7 +89,7 @@ def _two_hosts(undo: ExitStack) -> list[str]:
 
     os.environ["GLOO_SOCKET_IFNAME"] = "nic"
     first = several_hosts.address(0)
-    store.TorchStore.addresses = lambda _: [addresses.own_address_towards(first)]  # type: ignore[method-assign]
+    store.TorchStore.addresses = lambda _: addresses.own_addresses(first)  # type: ignore[method-assign]
     return undo.enter_context(several_hosts.hosts(2, 0))
 
 
