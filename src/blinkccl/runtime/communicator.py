@@ -393,8 +393,8 @@ def init(
 
     Raises
     ------
-    TopologyError
-        If ``topo`` is unknown, or does not match the hosts and their interfaces.
+    TopologyError, UsageError
+        If ``topo`` is unknown, does not match the hosts and their interfaces, or is of another type.
     LaunchError
         If the rank, or the store in which the ranks meet, is unknown.
     RendezvousTimeout, PlanMismatchError, UnsupportedError

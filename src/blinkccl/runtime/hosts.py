@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import Area, HostPlan
-from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.runtime.deterministic import check_program
 from blinkccl.runtime.plans import PlanCache, planned
 from blinkccl.runtime.rails import rails_of
@@ -64,8 +64,10 @@ class Place:
 
     @classmethod
     def stated(cls, topo: str | Topology | None, environ: Mapping[str, str] = os.environ) -> Place:
-        """The topology ``topo``: a SPEC, or "measure"; None: that of BLINK_TOPO, or none. TopologyError."""
+        """The topology ``topo``: a SPEC, or "measure"; None: that of BLINK_TOPO, or none. TopologyError, UsageError."""
         spec = environ.get(VARIABLE) or None if topo is None else topo
+        if spec is not None and not isinstance(spec, str | Topology):
+            raise UsageError(f"topo: expected a SPEC, a Topo or a Topology, got {type(spec).__name__}")
         if spec == MEASURE:
             return cls(measure=True)
         return cls(parse_spec(spec) if isinstance(spec, str) else spec)
@@ -166,7 +168,8 @@ class Hosts:
     def networks(self) -> dict[tuple[int, int], Fraction]:
         """The links of the network, by their ends, each with its rate relative to the fastest one between hosts."""
         ranks = {*self.topology.ranks}  # a rank reaches its host's interface faster than that sends
-        links = [link for link in self.topology.links if link.kind == "net" and not {link.src, link.dst} & ranks]
+        every = [link for link in self.topology.links if link.kind == "net"]
+        links = [link for link in every if not {link.src, link.dst} & ranks] or every
         fastest = max(link.capacity for link in links)
         return {(link.src, link.dst): Fraction(link.capacity) / fastest for link in links}
 

@@ -48,10 +48,17 @@ def used(hosts: Sequence[Mapping[str, str]]) -> tuple[Network, ...]:
     every = networks(hosts)
     switched = max((one for one in every if not one.is_cable), key=lambda one: len(one.ends), default=None)
     chosen = tuple(one for one in every if one.is_cable or one is switched)
-    joined = {host for one in chosen for host in one.ends}
-    if missing := [host for host in range(len(hosts)) if host not in joined]:
-        raise UnsupportedError(f"hosts {missing} share no subnet with another host of the job")
+    if missing := [host for host in range(len(hosts)) if host not in _reached(chosen)]:
+        raise UnsupportedError(f"hosts {missing} share no subnet with host 0 or with a host that it reaches")
     return chosen
+
+
+def _reached(over: Sequence[Network]) -> set[int]:
+    """The hosts that these networks join to host 0, also by way of other hosts."""
+    reached = {0}
+    while more := {host for one in over if reached & {*one.ends} for host in one.ends} - reached:
+        reached |= more
+    return reached
 
 
 def topology_of(hosts: Hosts, names: Sequence[str], over: Sequence[Network], rates: Rates) -> Topology:
@@ -145,10 +152,16 @@ def probe(group: Group, report: Callable[[int, int], None] = lambda done, total:
         rates = _rates(part, over, report)
     finally:
         part.close()
-    least = max(rates.values()) / LEVELS
-    fast = [one for one in over if max(rates[one.subnet, src, dst] for src, dst in permutations(one.ends, 2)) >= least]
+    fast = kept(over, rates, len(names))
     slow = [f"{one.subnet} is left out: it has less than an eighth of the fastest" for one in over if one not in fast]
     return topology_of(hosts, names, fast, rates).noted(*slow)
+
+
+def kept(over: Sequence[Network], rates: Rates, hosts: int) -> Sequence[Network]:
+    """The networks with at least an eighth of the fastest rate, if these join all ``hosts``; otherwise all."""
+    least = max(rates.values()) / LEVELS
+    fast = [one for one in over if max(rates[one.subnet, *ends] for ends in permutations(one.ends, 2)) >= least]
+    return fast if len(_reached(fast)) == hosts else over
 
 
 def _rates(

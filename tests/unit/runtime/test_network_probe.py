@@ -10,7 +10,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.hosts import Hosts
 from blinkccl.runtime.plans import planned_anew
-from blinkccl.runtime.probe import LEVELS, Rates, topology_of, used
+from blinkccl.runtime.probe import LEVELS, Rates, kept, topology_of, used
 from blinkccl.runtime.rails import Network, for_all, rails_of
 from blinkccl.topology.fabric import cables_of
 from blinkccl.trees.algorithms.registry import algorithm
@@ -48,6 +48,22 @@ def test_subnets_of_two_hosts_are_cables_and_the_largest_other_is_the_network() 
 def test_a_host_without_a_shared_subnet_is_an_error() -> None:
     with pytest.raises(UnsupportedError, match=r"hosts \[2\] share no subnet"):
         used([*HOSTS[:2], {"eth0": "192.168.7.1/24"}])
+
+
+def test_hosts_in_two_parts_are_an_error() -> None:
+    pairs = [{"p0": "10.1.0.1/30"}, {"p0": "10.1.0.2/30"}, {"p0": "10.2.0.1/30"}, {"p0": "10.2.0.2/30"}]
+    with pytest.raises(UnsupportedError, match=r"hosts \[2, 3\] share no subnet with host 0"):
+        used(pairs)
+    assert len(used([pairs[0], {**pairs[1], "p1": "10.3.0.1/30"}, {**pairs[2], "p1": "10.3.0.2/30"}, pairs[3]])) == 3
+
+
+def test_a_slow_network_is_left_out_unless_a_host_has_no_other() -> None:
+    over = used(HOSTS)
+    slow = rates(over, {("10.0.0.0/24", host): 0.1 for host in range(3)})
+    assert kept(over, slow, 3) == over  # the third host has no cable
+    two = used(HOSTS[:2])
+    slow = rates(two, {("10.0.0.0/24", host): 0.1 for host in range(2)})
+    assert [one.subnet for one in kept(two, slow, 2)] == ["10.1.0.0/30"]
 
 
 def test_a_measured_topology_uses_both_networks_and_stores_between_cables() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.runtime.addresses import own_interfaces
 from blinkccl.runtime.hosts import Hosts, Place
 from blinkccl.runtime.plans import planned_anew
 from blinkccl.runtime.rails import devices, interfaces_of_rails, rails_from, rails_of
 from blinkccl.topology.fabric import cables_of
+from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.spec import parse_spec
 
 RING = parse_spec("4x dgx-spark @ cables=ring")
@@ -115,6 +117,14 @@ def test_a_stated_topology_is_a_spec_or_that_of_the_environment() -> None:
     assert Place.stated(RING, {"BLINK_TOPO": "ring:3"}).topology is RING
     with pytest.raises(TopologyError):
         Place.stated("no-such-machine", {})
+    with pytest.raises(UsageError, match="topo: expected a SPEC, a Topo or a Topology, got int"):
+        Place.stated(7, {})
+
+
+def test_a_network_that_ends_at_the_ranks_has_links() -> None:
+    links = tuple(Link(a, b, capacity, "net", capacity, "declared") for a, b, capacity in ((0, 1, 4), (1, 0, 2)))
+    two = Topology("two", 1.0, (Vertex(0, "cpu", 0), Vertex(1, "cpu", 1)), links)
+    assert Hosts.of("ab").on(two).networks == {(0, 1): 1, (1, 0): Fraction(1, 2)}
 
 
 def test_own_interfaces_have_networks_and_no_loopback() -> None:
