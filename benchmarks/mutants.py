@@ -123,7 +123,7 @@ def own_test(name: str) -> list[str]:
     """The present place of the test that detected a mutant: [] if no test has its name."""
     file, _, function = name.partition("::")
     holders = [
-        f for f in sorted(TESTS.rglob("test_*.py")) if re.search(rf"^\s*def {function or file}\(", f.read_text())
+        f for f in sorted(TESTS.rglob("test_*.py")) if re.search(rf"^\s*def {function}\(", f.read_text(), re.MULTILINE)
     ]
     holders.sort(key=lambda f: f.name != file)
     return [f"{holders[0].relative_to(ROOT)}", "-k", function] if function and holders else []
