@@ -28,7 +28,7 @@ namespace {
 constexpr std::int64_t kSleepUs = 20'000;       // longest sleep, and so the delay until a death is noticed;
 constexpr std::int64_t kLookAroundUs = 50'000;  // interval of a waiting rank's checks for dead peers;
 constexpr std::int64_t kSwitchUs = 1;           // a shorter yield did not give the core to another thread;
-constexpr std::int64_t kSpreadUs = 1'000;       // least interval between a rank's searches for a free core;
+constexpr std::int64_t kSpreadUs = 200;         // least interval between a rank's searches for a free core;
 constexpr std::int64_t kIdleUs = 50;            // first interval between calls of the idle function in a wait;
 constexpr std::int64_t kIdleMostUs = 1'000;     // longest interval, when the idle function has nothing to do;
 constexpr std::int64_t kIdleWorkUs = 3;         // an idle function that runs longer has done some work;
@@ -244,7 +244,10 @@ int blink_comm::begin(const blink::Call& call) {
   return BLINK_OK;
 }
 
-void blink_comm::finish() { segment_.rank(rank_).life.finished.store(sequence(), std::memory_order_relaxed); }
+void blink_comm::finish() {
+  segment_.rank(rank_).life.finished.store(sequence(), std::memory_order_relaxed);
+  if (network_ != nullptr) spread(now_us());  // a rank that runs after another on one core never has to wait
+}
 
 int blink_comm::await_entry(int peer) {
   auto& begun = begun_[static_cast<std::size_t>(peer)];
@@ -298,9 +301,14 @@ void blink_comm::spread(std::int64_t now) {
   spread_us_ = now;
   std::vector<int> cores(static_cast<std::size_t>(size()), -1);
   for (int peer = 0; peer < size(); ++peer) {
+    int& core = cores[static_cast<std::size_t>(peer)];
+    if (is_remote(peer)) {
+      core = network_->core_of(peer);
+      continue;
+    }
     const blink::Bell& theirs = segment_.rank(peer).bell;
     if (theirs.sleeping.load(std::memory_order_relaxed) != 0) continue;
-    cores[static_cast<std::size_t>(peer)] = theirs.cpu.load(std::memory_order_relaxed) - 1;
+    core = theirs.cpu.load(std::memory_order_relaxed) - 1;
   }
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;

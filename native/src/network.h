@@ -29,7 +29,7 @@ struct MessageHeader {
   std::int64_t count;
   std::uint32_t queue, number;  // the line by which its reader acknowledges, where both share memory; the message, from 0
   std::int32_t sender;
-  std::uint32_t padding;
+  std::uint32_t core;  // the sender's, of all machines: see Network::core_of()
 };
 
 // The end of a queue whose sender is on another host.
@@ -121,6 +121,13 @@ class Network {
   // Ends all messages and connections. Afterwards nothing reads or writes this rank's buffers.
   void shut(bool orderly);
 
+  // The core from which a peer of this machine sent its last message; -1 for peers on other machines. Two containers of
+  // a job are hosts for it, and yet may share a core.
+  int core_of(int peer) const {
+    const auto place = cores_.find(peer);
+    return place == cores_.end() ? -1 : place->second;
+  }
+
   // The header of a message without a queue in its call, because its sender makes another call; nullptr: none arrived.
   const MessageHeader* stranger() const { return stranger_.sender < 0 ? nullptr : &stranger_; }
 
@@ -171,6 +178,8 @@ class Network {
   std::deque<Arriving> arriving_;  // offers of this call
   std::size_t sending_ = 0, receiving_ = 0, at_once_ = 0;
   MessageHeader stranger_{0, 0, 0, 0, 0, 0, -1, 0};
+  std::uint32_t machine_ = 0;           // the number of this machine's first core
+  std::unordered_map<int, int> cores_;  // see core_of()
 };
 
 }  // namespace blink

@@ -1,5 +1,6 @@
 // Two hosts in one process, with a rank each: calls and streams over UCX's TCP, ranks that leave, and a lost connection.
 // Sanitizers: address, thread.
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -104,6 +105,10 @@ void calls(const Host& host) {
       }
     }
   }
+  const int core = host.comm()->network()->core_of(1 - host.rank());
+  cpu_set_t allowed;
+  sched_getaffinity(0, sizeof allowed, &allowed);
+  expect(core >= 0 && CPU_ISSET(static_cast<std::size_t>(core), &allowed), "the peer is on core %d", core);
 }
 
 unsigned char byte_of(int from, std::int64_t index) { return static_cast<unsigned char>(index * 7 + index / 251 + from); }

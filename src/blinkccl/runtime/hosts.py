@@ -9,7 +9,7 @@ messages of its longest chain, and the bytes that the busiest interface carries.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -33,12 +33,16 @@ MEMORY_RATIO = 8
 #: Assumed rate of copies in memory, in bytes per second.
 MEMORY_BYTES_PER_S = 8e9
 #: Assumed part of a message's latency for which its sender and its receiver are busy.
-BUSY = Fraction(1, 4)
+BUSY = Fraction(1, 2)
 #: Assumed time of a message in shared memory, in seconds.
 LOCAL_S = 1e-6
-#: Assumed time that a chunk costs its ends beside its bytes, in messages: an offer, its answer and a wait.
-HANDSHAKE = 4
-LEAST_CHUNK, MOST_CHUNK = 32 * KIB, 1024 * KIB
+#: Assumed time that a chunk costs its ends beside its bytes, in messages: one that leaves at once, and one that is
+#: offered, whose ends wait for each other twice.
+AT_ONCE, OFFERED = 4, 16
+#: Bytes of a chunk; the most are a segment of UCX's TCP (``worker.cpp``), which also has a header.
+LEAST_CHUNK, MOST_CHUNK = 32 * KIB, 252 * KIB
+#: Assumed size of a core's cache, in bytes. A chunk of each of a rank's queues fits; else copies take twice as long.
+CACHE_BYTES = 1024 * KIB
 #: Candidates beside ``optimal``: fewer messages one after another for more bytes.
 _CANDIDATES = {
     "allreduce": ("one_shot", "one_hop", "three_phase", "ring"),
@@ -200,16 +204,27 @@ class Cost:
         return latency_s + float(load + work / MEMORY_RATIO) * nbytes / self.bytes_per_s
 
     def chunk_bytes(self, program: Program, hosts: Hosts, nbytes: int) -> int:
-        """The chunk for which filling the pipeline and sending cost the same: √(S · rate · latency / chain)."""
+        """The chunk for which filling the pipeline and sending cost the same: √(S · rate · latency / chain).
+
+        It is at most what the cache has for each queue of a rank.
+        """
         chain, load, _ = _weights(program, hosts)
-        a_message = self.bytes_per_s * self.message_s * HANDSHAKE
+        a_message = self.bytes_per_s * self.message_s * (AT_ONCE if self.bytes_at_once else OFFERED)
         best = int((float(load) * nbytes * a_message / max(1.0, float(chain[0]))) ** 0.5)
-        return max(LEAST_CHUNK, min(MOST_CHUNK, best // (4 * KIB) * 4 * KIB))
+        most = min(MOST_CHUNK, CACHE_BYTES // max(1, _queues(program)))
+        return max(LEAST_CHUNK, min(most, best) // (4 * KIB) * 4 * KIB)
 
 
 def busiest_part(program: Program, hosts: Hosts) -> float:
     """The part of S that the busiest link between hosts carries, relative to its rate (:attr:`Hosts.networks`)."""
     return float(_weights(program, hosts)[1])
+
+
+@lru_cache(maxsize=1024)
+def _queues(program: Program) -> int:
+    """The most queues of a rank."""
+    ends = Counter(rank for queue in program.queues for rank in (queue.src, queue.dst))
+    return max(ends.values(), default=0)
 
 
 @lru_cache(maxsize=1024)
