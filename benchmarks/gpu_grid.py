@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from cuda_driver import Cuda
-from gpu_kernels import FRAME, THREADS, as_long_as_a_call
+from gpu_kernels import FRAME, THREADS, ConnectionEnd, LaunchCall, LaunchStatus, as_long_as_a_call
 from numpy.typing import NDArray
 
 from blinkccl.codegen.layout import Geometry, ProgramGroup
@@ -25,7 +25,6 @@ from blinkccl.codegen.text import WIRES, Kernel, cuda_text
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, operation
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
-from blinkccl.engines.generated import ConnectionEnd, LaunchCall, LaunchStatus
 from blinkccl.schedule.dealing import dealt
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program

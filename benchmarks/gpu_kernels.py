@@ -9,10 +9,27 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-from blinkccl.engines.generated import LaunchCall
+from blinkccl.native.headers import header
 
+CALL_HEADER = header("call.h")
 #: Threads of a block in libblink.so's launches.
 THREADS = 512
+
+
+@CALL_HEADER.layout("Connection")
+class ConnectionEnd(c.Structure):
+    """``blink::Connection``: one end of a connection."""
+
+
+@CALL_HEADER.layout("Status")
+class LaunchStatus(c.Structure):
+    """``blink::Status``: the reason of a launch that ended early."""
+
+
+@CALL_HEADER.layout("Call")
+class LaunchCall(c.Structure):
+    """``blink::Call``: the argument of a kernel."""
+
 
 #: BENCH_KERNEL makes a kernel of the function ``body(argument, block)``; BENCH_SHARED names memory of the block.
 FRAME = """\

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from blinkccl.collectives.ops import OPS
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.engines.registry import ENGINES
+from blinkccl.formats.registry import FORMATS
 from blinkccl.trees.algorithms.blink import one_root_optimum
 from blinkccl.trees.algorithms.hybrid import hybrid_split
 from blinkccl.trees.packing.network import FlowNetwork
@@ -42,7 +42,7 @@ def _features(_: Context) -> tuple[Value, ...]:
     return (
         Value("NCCL's reduction functions", 4, sum(name in OPS for name in NCCL_REDUCTIONS), basis=basis),
         Value("NCCL's collectives", 5, sum(name in COLLECTIVES for name in NCCL_COLLECTIVES), basis=basis),
-        Value("engines that run generated CUDA code", 1, int("generated" in ENGINES), basis=basis),
+        Value("formats with generated CUDA code", 1, int("cuda" in FORMATS), basis=basis),
     )
 
 

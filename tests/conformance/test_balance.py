@@ -19,10 +19,7 @@ from blinkccl.codegen.channels import MAX_CHANNEL_ENDS, channel_loops, require_d
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES
 from blinkccl.cost.choice.programs import SLOTS
-from blinkccl.engines import generated
-from blinkccl.engines.generated import GeneratedOptions, LaunchCall
 from blinkccl.engines.reference import run as run_reference
-from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError
 from blinkccl.native.headers import header
 from blinkccl.nccl.programs import DEFAULT, candidates, collectives, without_memories
@@ -36,8 +33,11 @@ from blinkccl.topology.select import joining_links
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
+from support import generated
 from support.device_cuts import pieces
+from support.engines import ENGINES
 from support.examples import ALL_TESTS
+from support.generated import GeneratedOptions, LaunchCall
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 

@@ -16,10 +16,10 @@ from test_every_algorithm_on_every_engine import FEW, SERVED, plan_or_reason
 
 from blinkccl.codegen.text import WIRES
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.engines import generated
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.trees.algorithms.registry import ALGORITHMS
+from support import generated
 from support.emulation import Machine, emulated, needs_compiler
 from support.examples import ALL_TESTS
 from support.execution import difference, ragged_counts

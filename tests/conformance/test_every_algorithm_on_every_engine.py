@@ -17,9 +17,7 @@ import pytest
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.engines import generated, host
 from blinkccl.engines.host_plan import INLINE
-from blinkccl.engines.registry import ENGINES, Array, RunProgram
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime import ucx
 from blinkccl.schedule.lower import lower
@@ -27,7 +25,9 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.forest.model import Forest
+from support import generated, local_host
 from support.between_hosts import EVERY_RANK_APART
+from support.engines import ENGINES, Array, RunProgram
 from support.examples import ALL_TESTS
 from support.execution import difference, ragged_counts
 from support.planned import asked
@@ -56,18 +56,18 @@ def run_small(
     """The host engine with inline flags, if the messages are small enough."""
     channels = tuple(replace(channel, protocol=INLINE) for channel in program.channels)
     try:
-        return host.run(replace(program, channels=channels), inputs, call, **arguments)
+        return local_host.run(replace(program, channels=channels), inputs, call, **arguments)
     except UnsupportedError as refusal:
         if "too many for protocol" not in refusal.reason or call.elements < 10_000:
             raise
-        return host.run(program, inputs, call, **arguments)
+        return local_host.run(program, inputs, call, **arguments)
 
 
 #: Ways to run a Program on this machine: all engines, and options of some engines.
 RUNS: dict[str, RunProgram] = {name: engine.run for name, engine in ENGINES.items() if engine.missing is None}
 if "host" in RUNS:
-    RUNS["host, shared tensors"] = partial(host.run, options=host.HostOptions(shared=True))
-    RUNS["host, cross memory"] = partial(host.run, options=host.HostOptions(cross_memory=True))
+    RUNS["host, shared tensors"] = partial(local_host.run, options=local_host.HostOptions(shared=True))
+    RUNS["host, cross memory"] = partial(local_host.run, options=local_host.HostOptions(cross_memory=True))
     RUNS["host, small messages"] = run_small
     with suppress(UnsupportedError):
         ucx.find()

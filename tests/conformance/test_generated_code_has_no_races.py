@@ -14,10 +14,10 @@ import pytest
 from blinkccl.codegen.layout import Geometry, ProgramGroup
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
 from blinkccl.collectives.oracle import make_inputs, oracle
-from blinkccl.engines.registry import Array
 from blinkccl.native.headers import DIRECTORY, abi
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from support.engines import Array
 from support.planned import asked, planned
 from support.processes import fixed_addresses
 

@@ -14,10 +14,10 @@ import pytest
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
-from blinkccl.engines.registry import ENGINES
 from blinkccl.schedule.lower import lower
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.forest.model import Forest
+from support.engines import ENGINES
 from support.orders import evaluated, rough, same_bits
 from support.planned import asked
 

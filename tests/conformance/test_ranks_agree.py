@@ -18,12 +18,13 @@ from test_every_algorithm_on_every_engine import FEW, RUNS, SERVED, plan_or_reas
 from blinkccl.codegen.text import WIRES
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
-from blinkccl.engines import generated, reference
-from blinkccl.engines.registry import Array, RunProgram
+from blinkccl.engines import reference
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.trees.algorithms.registry import ALGORITHMS
+from support import generated
 from support.emulation import Machine, emulated, needs_compiler
+from support.engines import Array, RunProgram
 from support.orders import same_bits
 
 COUNT = 61

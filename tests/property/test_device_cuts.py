@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from blinkccl.codegen.channels import MAX_DENOMINATOR
 from blinkccl.collectives.ops import DTYPE_CODES
 from blinkccl.collectives.spec import Collective
-from blinkccl.engines.generated import LaunchCall
-from blinkccl.engines.registry import ENGINES
 from blinkccl.schedule.chunking import bind, largest_share
 from blinkccl.schedule.dealing import TURNS
 from blinkccl.schedule.program import Program, Slice
 from support.device_cuts import pieces
+from support.engines import ENGINES
 from support.examples import examples
+from support.generated import LaunchCall
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 

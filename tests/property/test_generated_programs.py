@@ -22,16 +22,17 @@ from blinkccl.codegen.text import WIRES, Kernel
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.engines import generated, reference
-from blinkccl.engines.generated import ConnectionEnd, LaunchCall
-from blinkccl.engines.registry import ENGINES, Array
+from blinkccl.engines import reference
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.forest.model import Share, Tree
+from support import generated
+from support.engines import ENGINES, Array
 from support.examples import examples
 from support.forests import random_collective
+from support.generated import ConnectionEnd, LaunchCall
 from support.planned import by_hand, with_homes
 from support.programs import random_program
 

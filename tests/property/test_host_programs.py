@@ -25,16 +25,17 @@ from blinkccl.collectives.ops import DTYPES
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.engines import host, reference
 from blinkccl.engines.buffers import RankBuffers, filled
-from blinkccl.engines.host import HostOptions
 from blinkccl.engines.host_plan import INLINE, Area, HostPlan
-from blinkccl.engines.registry import ENGINES, Array
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
+from support import local_host
+from support.engines import ENGINES, Array
 from support.examples import examples
 from support.execution import difference
 from support.forests import random_collective
+from support.local_host import HostOptions
 from support.programs import random_program
 
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
@@ -57,7 +58,7 @@ def differences(program: Program, random: Random, way: dict[str, bool]) -> list[
     faults = []
     for in_place in places(program):
         size = draw_size(random)
-        run = partial(host.run, options=HostOptions(**way))
+        run = partial(local_host.run, options=HostOptions(**way))
         wrong = difference(run, program, **size, dtype="float32", op="avg", in_place=in_place, deadline_s=20)
         faults += [f"{size}, in place {in_place}: {wrong}"] if wrong else []
     return faults
@@ -134,7 +135,7 @@ def test_the_bits_are_those_of_the_reference_engine(dtype: str, seed: int) -> No
     arguments = {"call": CollectiveCall.of(program.collective, dtype, count, op), "scales": scales, "chunk_bytes": 32}
     expected = reference.run(program, inputs, **arguments)
     for way, in_place in itertools.product(WAYS, (False, True)):
-        got = host.run(program, inputs, **arguments, in_place=in_place, options=HostOptions(**way), deadline_s=20)
+        got = local_host.run(program, inputs, **arguments, in_place=in_place, options=HostOptions(**way), deadline_s=20)
         assert unlike(got, expected) is None, (op, way, in_place)
 
 
@@ -166,7 +167,7 @@ def test_calls_in_a_row_do_not_disturb_each_other(seed: int) -> None:
         for op in ops:
             op.close()
 
-    with host.local_endpoints(ranks, Area()) as ends, ThreadPoolExecutor(ranks) as pool:
+    with local_host.local_endpoints(ranks, Area()) as ends, ThreadPoolExecutor(ranks) as pool:
         for _ in pool.map(all_calls, ends):
             pass
     for number, (*_, buffers, expected) in enumerate(jobs):
@@ -187,7 +188,7 @@ def test_counters_match_the_messages_of_the_program(way: dict[str, bool], seed: 
     size = draw_size(random)
     stats: list[dict[str, int]] = []
     inputs = make_inputs(program.collective, size["count"], "int32")
-    host.run(
+    local_host.run(
         program,
         inputs,
         CollectiveCall.of(program.collective, "int32", size["count"]),

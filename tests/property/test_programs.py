@@ -20,7 +20,6 @@ from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import reference
-from blinkccl.engines.registry import ENGINES, Engine
 from blinkccl.errors import DeadlineError, UnsupportedError
 from blinkccl.schedule.liveness import atomic_liveness_fault
 from blinkccl.schedule.lower import lower
@@ -28,6 +27,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.schedule.wiring import connect
 from blinkccl.trees.algorithms.registry import ALGORITHMS
+from support.engines import ENGINES, Engine
 from support.examples import examples
 from support.execution import difference, ragged_counts
 from support.faults import FAULTS

@@ -89,7 +89,7 @@ def run_on(
 
 
 class EveryRankApart:
-    """An engine, as :class:`blinkccl.engines.registry.RunProgram`, with a host per rank; connections stay open."""
+    """An engine, as :class:`support.engines.RunProgram`, with a host per rank; connections stay open."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

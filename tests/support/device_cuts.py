@@ -7,10 +7,10 @@ from functools import cache
 
 from blinkccl.codegen.build import build
 from blinkccl.codegen.host_compiler import host_compiler
-from blinkccl.engines.generated import LaunchCall
 from blinkccl.schedule.chunking import Extent, largest_share
 from blinkccl.schedule.dealing import turns
 from blinkccl.schedule.program import Program
+from support.generated import LaunchCall
 
 TEXT = """\
 #include "blink/cut.h"

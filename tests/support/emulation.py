@@ -1,6 +1,6 @@
 """Generated code on emulated blocks with threads (tests/emulate): the code of GPUs, on this CPU.
 
-A :class:`Machine` replaces the launcher of :mod:`blinkccl.engines.generated`, so that its sessions run on the machine.
+A :class:`Machine` replaces the launcher of :mod:`support.generated`, so that its sessions run on the machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import pytest
 from blinkccl.codegen.build import build
 from blinkccl.codegen.command import compiled, version_of
 from blinkccl.codegen.device_files import searched
-from blinkccl.engines import generated
 from blinkccl.engines.buffers import filled
-from blinkccl.engines.generated import LaunchCall
-from blinkccl.engines.registry import Array
+from support import generated
+from support.engines import Array
+from support.generated import LaunchCall
 
 TESTS = Path(__file__).parents[1]
 DEVICE, EMULATE = TESTS.parent / "native" / "device", TESTS / "emulate"
@@ -112,7 +112,7 @@ _libraries: dict[str, c.CDLL] = {}
 
 @contextmanager
 def emulated(machine: Machine) -> Iterator[Machine]:
-    """Run sessions of :mod:`blinkccl.engines.generated` on ``machine``."""
+    """Run sessions of :mod:`support.generated` on ``machine``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generated, "launch", machine.launch)
         patch.setattr(generated, "filled", partial(filled, zeros=machine.zeros))

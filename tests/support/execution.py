@@ -7,8 +7,8 @@ from typing import Any
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import operation
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
-from blinkccl.engines.registry import RunProgram
 from blinkccl.schedule.program import Program
+from support.engines import RunProgram
 
 
 def difference(
@@ -26,7 +26,7 @@ def difference(
 
     The inputs, drawn from ``seed``, make any order of reduction exact, so every bit is compared. The scales of
     ``premul_sum`` preserve that. ``run`` and its arguments are those of
-    :class:`blinkccl.engines.registry.RunProgram`.
+    :class:`support.engines.RunProgram`.
     """
     inputs = make_inputs(program.collective, count, dtype, seed, op)
     scales = make_scales(program.collective, dtype) if operation(op).scales else None

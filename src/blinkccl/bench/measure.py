@@ -1,4 +1,4 @@
-"""Timing of a plan on an engine in this process, like nccl-tests, with every result checked.
+"""Timing of a plan on the reference engine, in this process, like nccl-tests, with every result checked.
 
 Times include the engine's copy of the inputs in each run.
 """
@@ -15,7 +15,8 @@ from blinkccl.bench.pattern import fill, wrong_elements
 from blinkccl.bench.protocol import Command, Flag
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, operation
-from blinkccl.engines.registry import Array, engine
+from blinkccl.engines import reference
+from blinkccl.engines.buffers import Array
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import verify
@@ -23,14 +24,10 @@ from blinkccl.trees.forest.model import Forest
 
 
 class PlannedRanks:
-    """The ranks of a forest, lowered and verified, on an engine of this process; ``deadline_s`` is a run's timeout."""
+    """The ranks of a forest, lowered and verified, on the reference engine; ``deadline_s`` is a run's timeout."""
 
-    def __init__(
-        self, forest: Forest, name: str = "reference", chunk_bytes: int = DEFAULT_CHUNK_BYTES, deadline_s: float = 60.0
-    ) -> None:
-        self._engine = engine(name)
+    def __init__(self, forest: Forest, chunk_bytes: int = DEFAULT_CHUNK_BYTES, deadline_s: float = 60.0) -> None:
         self.forest = forest
-        self.engine = name
         self.chunk_bytes = chunk_bytes
         self._deadline_s = deadline_s
         self._program = lower(forest)
@@ -44,7 +41,7 @@ class PlannedRanks:
         seconds, wrong = np.empty(first.warmup + first.iterations), 0
         for number in range(seconds.size):
             began = time.perf_counter()
-            outputs = self._engine.run(
+            outputs = reference.run(
                 self._program,
                 inputs,
                 call,

@@ -97,7 +97,7 @@ def of_plan(planned: PlannedRanks, settings: BenchSettings) -> About:
     return About(
         forest.collective,
         settings,
-        planned.engine,
+        "reference",
         forest.algorithm,
         len(forest.ranks),
         1,

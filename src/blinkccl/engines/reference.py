@@ -38,17 +38,40 @@ def run(
     deadline_s: float = 60.0,
     order: str | int = "program",
 ) -> list[Array | None]:
-    """Run a collective once; see :class:`blinkccl.engines.registry.RunProgram`.
+    """Run a collective once; every other engine has these parameters and results, except for ``order``.
 
     Parameters
     ----------
+    program
+        A verified program (:func:`blinkccl.schedule.verifier.verify`); engines do not check it again.
+    inputs
+        One-dimensional array of the input blocks of every rank, or None. Not changed.
+    call
+        Elements per block, type and operation; the collective is the program's.
+    scales
+        For ``premul_sum``, the factor of every rank's contributions; else None.
+    chunk_bytes
+        Preferred size of a message.
+    in_place
+        Let input and output share memory (:mod:`blinkccl.engines.buffers`).
+    deadline_s
+        Timeout of the whole run, in seconds.
     order
         Choice of the next enabled executor. ``"program"``: each rank is an executor, in turn. ``"reverse"``: each
         channel of each rank is an executor, the last enabled first. An integer: the same executors, drawn with this
         seed after every execution of a role.
 
+    Returns
+    -------
+    list
+        The output buffer of every rank, or None.
+
     Raises
     ------
+    UsageError
+        If program, sizes, buffers and scales do not fit.
+    UnsupportedError
+        If the engine lacks the operation, type or placement.
     DeadlineError
         At once if all executors wait, with the chunk, channel and peer of each; or if the run takes longer than
         ``deadline_s``.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from blinkccl.bench.timeline import CALLS
-from blinkccl.engines.registry import ENGINES
+from support.engines import ENGINES
 from support.trace_reader import read_trace
 
 NEEDED = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))

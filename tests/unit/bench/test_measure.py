@@ -11,7 +11,7 @@ from blinkccl.bench.measure import PlannedRanks
 from blinkccl.collectives.ops import OPS, element_type, operation
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import reference
-from blinkccl.errors import UnsupportedError, VerificationError
+from blinkccl.errors import VerificationError
 from support.planned import plan
 
 
@@ -65,8 +65,3 @@ def test_an_invalid_forest_is_not_run():
     forest = _forest()
     with pytest.raises(VerificationError):
         PlannedRanks(replace(forest, shares=forest.shares[1:]))
-
-
-def test_unknown_engine():
-    with pytest.raises(UnsupportedError, match="not one of reference, host"):
-        PlannedRanks(_forest(), "cuda")

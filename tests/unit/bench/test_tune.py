@@ -14,11 +14,11 @@ from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.protocol import Flag, Kind
 from blinkccl.bench.tune import CLEARLY, MOST_CALLS, PAIRS, HostTuner, Race, TimedWays, candidates, ranges, untuned
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.runtime.host_table import machine, path_of_host
 from blinkccl.trees.algorithms import tables
 from blinkccl.trees.algorithms.tables import BUILT_IN, HOST, Cell, Time, Way, cell_fault
+from support.engines import ENGINES
 from support.planned import with_ends
 
 ALLREDUCE = with_ends("allreduce", 2)

@@ -15,12 +15,12 @@ from blinkccl.collectives.ops import DTYPES
 from blinkccl.collectives.oracle import make_inputs
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
-from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError, UsageError
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
+from support.engines import ENGINES
 from support.execution import difference
 from support.faults import FAULTS
 from support.forests import random_forest

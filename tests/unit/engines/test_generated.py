@@ -11,12 +11,12 @@ from blinkccl.codegen.layout import Geometry
 from blinkccl.codegen.text import WIRES
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs
-from blinkccl.engines import generated
-from blinkccl.engines.generated import GeneratedOptions
-from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
 from blinkccl.schedule.program import Program
+from support import generated
+from support.engines import ENGINES
 from support.execution import difference
+from support.generated import GeneratedOptions
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 

@@ -25,9 +25,8 @@ from programs_by_hand import one_message_held_back
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import host, native_library
-from blinkccl.engines.host import Endpoint, HostOptions, NativeOp, local_endpoints, to_exception
+from blinkccl.engines.host import Endpoint, NativeOp, to_exception
 from blinkccl.engines.host_plan import Area, HostPlan, checksum
-from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import (
     BlinkError,
     CommunicationError,
@@ -42,9 +41,12 @@ from blinkccl.native import absent
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.trees.algorithms.registry import ALGORITHMS
+from support import local_host
+from support.engines import ENGINES
 from support.execution import difference
 from support.faults import FAULTS
 from support.forests import random_forest
+from support.local_host import HostOptions, local_endpoints
 from support.planned import asked
 
 NEEDED = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
@@ -60,7 +62,7 @@ def allreduce(n: int = 2) -> Program:
 @NEEDED
 @pytest.mark.parametrize("way", [{}, {"shared": True}, {"cross_memory": True}])
 def test_no_value_is_held_back_for_another_queue(way: dict[str, bool]) -> None:
-    run = partial(host.run, options=HostOptions(**way))
+    run = partial(local_host.run, options=HostOptions(**way))
     assert difference(run, one_message_held_back(), count=900, chunk_bytes=16, deadline_s=20) is None
 
 
@@ -69,19 +71,19 @@ def test_a_deadlock_ends_and_names_the_waits() -> None:
     forest = random_forest(Random(1), Collective("allreduce", 4), one_shot=False)
     program = FAULTS["deadlock"].plant(lower(forest), Random(0))
     with pytest.raises(DeadlineError, match=r"rank \d waited \d+\.\d s for (chunk \d+ of channel \d|rank \d to read)"):
-        difference(host.run, program, count=4000, chunk_bytes=16, deadline_s=0.3)
+        difference(local_host.run, program, count=4000, chunk_bytes=16, deadline_s=0.3)
 
 
 @NEEDED
 @pytest.mark.parametrize("chunk_bytes", [1, 3, 1 << 40, 1 << 62])
 def test_any_size_of_chunks_is_accepted(chunk_bytes: int) -> None:
-    assert difference(host.run, allreduce(3), count=1001, dtype="float16", chunk_bytes=chunk_bytes) is None
+    assert difference(local_host.run, allreduce(3), count=1001, dtype="float16", chunk_bytes=chunk_bytes) is None
 
 
 @NEEDED
 def test_integer_scales_that_a_double_does_not_hold_are_refused() -> None:
     program, inputs = allreduce(), [np.ones(3, np.int64)] * 2
-    run = partial(host.run, program, inputs, CollectiveCall.of(program.collective, "int64", 3, "premul_sum"))
+    run = partial(local_host.run, program, inputs, CollectiveCall.of(program.collective, "int64", 3, "premul_sum"))
     with pytest.raises(UnsupportedError, match=f"integers up to 2.53 for the host engine, got {2**53 + 1}; use the"):
         run(scales=[1, 2**53 + 1])
     assert [out is not None and out.tolist() for out in run(scales=[1, 2**60])] == [[2**60 + 1] * 3] * 2

@@ -16,13 +16,13 @@ from programs_by_hand import one_message_held_back
 
 from blinkccl.collectives.ops import element_type
 from blinkccl.engines.host_plan import BLOCK_BYTES, INLINE, NOWHERE, PAYLOAD_BYTES, Area, HostPlan
-from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Channel, Program, Slice
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from support import host_rows
+from support.engines import ENGINES
 from support.host_rows import BoundRank
 from support.planned import asked
 from support.programs import random_program

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.engines import host, reference
+from blinkccl.engines import reference
 from blinkccl.engines.host_plan import STAGES, HostPlan
 from blinkccl.engines.native_library import load
 from blinkccl.engines.relays import relays_at_ranks
@@ -18,15 +18,16 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Queue, Role
 from blinkccl.schedule.verifier import violations
 from blinkccl.trees.algorithms.registry import algorithm
+from support import local_host
 from support.examples import examples
 from support.execution import difference
 from support.planned import asked
 from support.programs import random_program
 
 WAYS = {
-    "private": host.HostOptions(),
-    "shared": host.HostOptions(shared=True),
-    "cross memory": host.HostOptions(cross_memory=True),
+    "private": local_host.HostOptions(),
+    "shared": local_host.HostOptions(shared=True),
+    "cross memory": local_host.HostOptions(cross_memory=True),
 }
 
 
@@ -49,7 +50,7 @@ def _stats(program, count, options, **choices):
     counted = replace(options, stats=stats)
 
     def run(*arguments, **settings):
-        return host.run(*arguments, **settings, options=counted)
+        return local_host.run(*arguments, **settings, options=counted)
 
     assert difference(run, program, count=count, **choices) is None
     return {key: sum(each[key] for each in stats) for key in stats[0]}

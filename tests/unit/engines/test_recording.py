@@ -11,16 +11,17 @@ import pytest
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.engines import native_library as native
-from blinkccl.engines.host import NativeOp, local_endpoints
+from blinkccl.engines.host import NativeOp
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.engines.recording import Recording, add_recording, recording_of
-from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.trace_events import TraceEvents
 from blinkccl.trees.algorithms.registry import ALGORITHMS
+from support.engines import ENGINES
+from support.local_host import local_endpoints
 from support.planned import asked
 from support.trace_reader import TraceRead, read_trace
 

@@ -15,12 +15,12 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
-from blinkccl.engines.registry import ENGINES
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.forest.model import Share, Tree
+from support.engines import ENGINES
 from support.planned import by_hand
 
 ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.missing is None]

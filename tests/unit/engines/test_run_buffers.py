@@ -8,8 +8,7 @@ import pytest
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.buffers import allocate, filled
-from blinkccl.engines.registry import ENGINES, engine
-from blinkccl.errors import UnsupportedError, UsageError
+from blinkccl.errors import UsageError
 from support.planned import asked
 
 INT32 = element_type("int32")
@@ -50,9 +49,3 @@ def test_inputs_are_copied_and_checked() -> None:
         filled(collective("allreduce"), inputs, 4, "float32", in_place=False)
     with pytest.raises(UsageError, match="rank 0's input has 4 elements, expected 1 block"):
         filled(collective("allreduce"), inputs, 5, "int32", in_place=False)
-
-
-def test_engines_are_found_by_name() -> None:
-    assert all(engine(name) is row for name, row in ENGINES.items())
-    with pytest.raises(UnsupportedError, match="'gpu' is not one of reference, host"):
-        engine("gpu")

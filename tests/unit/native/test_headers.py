@@ -12,10 +12,11 @@ import pytest
 from blinkccl import native
 from blinkccl.collectives.ops import DTYPE_CODES, DTYPES, OP_CODES
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.engines import generated, native_library
-from blinkccl.engines.registry import ENGINES
+from blinkccl.engines import native_library
 from blinkccl.native import headers
 from blinkccl.native.headers import DIRECTORY, header, parse
+from support import generated
+from support.engines import ENGINES
 
 NAMES = sorted(path.name for path in (DIRECTORY / "blink").glob("*.h"))
 COMPILER = shutil.which("c++")

@@ -12,8 +12,6 @@ from blinkccl.cost.choice.block_costs import PIECE_BYTES, block_gb_per_s, busies
 from blinkccl.cost.choice.costs import architecture, timing
 from blinkccl.cost.choice.programs import SLOTS, CandidateProgram, largest
 from blinkccl.cost.simulate.run import bind_bytes
-from blinkccl.engines.generated import LaunchCall
-from blinkccl.engines.registry import ENGINES
 from blinkccl.nccl import choices
 from blinkccl.nccl.choices import Terms
 from blinkccl.nccl.nccl_predictor import NcclPredictor
@@ -22,6 +20,8 @@ from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.spec import parse_spec
 from support.device_cuts import pieces
+from support.engines import ENGINES
+from support.generated import LaunchCall
 
 GIB = 1 << 30
 

@@ -24,14 +24,15 @@ from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import native_library as native
 from blinkccl.engines.buffers import filled
-from blinkccl.engines.host import Endpoint, local_endpoints, shape_of
+from blinkccl.engines.host import Endpoint, shape_of
 from blinkccl.engines.host_plan import Area
-from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import LaunchError, UsageError
 from blinkccl.native.headers import header
 from blinkccl.runtime import host_bundle
 from blinkccl.runtime.host_group import chosen_op
 from blinkccl.runtime.host_table import Crossing, HostTable, built_in
+from support.engines import ENGINES
+from support.local_host import local_endpoints
 from support.planned import with_ends
 
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))

@@ -6,10 +6,10 @@ import pytest
 
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines.host_plan import Area
-from blinkccl.engines.registry import ENGINES
 from blinkccl.runtime.host_table import Crossing, built_in
 from blinkccl.runtime.plans import host_plan
 from blinkccl.trees.algorithms.tables import Way
+from support.engines import ENGINES
 from support.host_rows import all_ranks
 from support.planned import asked
 

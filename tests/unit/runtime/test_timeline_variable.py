@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.engines.registry import ENGINES
 from blinkccl.runtime import timeline
+from support.engines import ENGINES
 from support.trace_reader import read_trace
 
 PROGRAM = """

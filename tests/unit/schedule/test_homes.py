@@ -15,8 +15,7 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.cost.simulate.calibration import calibration
 from blinkccl.cost.simulate.run import simulate
-from blinkccl.engines import generated, host, reference
-from blinkccl.engines.registry import ENGINES, engine
+from blinkccl.engines import reference
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Queue
@@ -26,6 +25,8 @@ from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms.registry import algorithm
 from blinkccl.trees.forest.model import Forest
+from support import generated, local_host
+from support.engines import ENGINES
 from support.planned import asked
 
 
@@ -159,19 +160,19 @@ def test_programs_with_homes_compute_their_collective(spec, gpus, name) -> None:
     assert violations(program, forest.topology) == []
     inputs = make_inputs(program.collective, 103, "int32")
     call = CollectiveCall.of(program.collective, "int32", 103)
-    for run in (partial(reference.run, order=5), host.run):
+    for run in (partial(reference.run, order=5), local_host.run):
         outputs = run(program, inputs, call, chunk_bytes=64)
         assert mismatch(outputs, oracle(program.collective, inputs), 103) is None
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("reference", "host")])
 def test_engines_without_relays_refuse_them_by_name(name) -> None:
-    if engine(name).missing:
-        pytest.skip(engine(name).missing)
+    if ENGINES[name].missing:
+        pytest.skip(ENGINES[name].missing)
     program = lower(relayed(2))
     inputs = [np.zeros(4, np.int32), None]
     with pytest.raises(UnsupportedError, match=r"roles at vertices \[2\] outside the job, which this engine cannot"):
-        engine(name).run(program, inputs, CollectiveCall.of(program.collective, "int32", 4))
+        ENGINES[name].run(program, inputs, CollectiveCall.of(program.collective, "int32", 4))
 
 
 def test_generated_code_is_not_prepared_for_relays() -> None:

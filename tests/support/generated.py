@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from gpu_kernels import CALL_HEADER, ConnectionEnd, LaunchCall, LaunchStatus
 from numpy.typing import NDArray
 
 from blinkccl.codegen.build import build
@@ -27,7 +28,7 @@ from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES
 from blinkccl.engines.buffers import Arithmetic, check_roles, filled
 from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
 from blinkccl.native import open_library
-from blinkccl.native.headers import Functions, header
+from blinkccl.native.headers import Functions
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import program_hash
@@ -36,22 +37,6 @@ from blinkccl.trees.forest.model import digest
 Array = NDArray[Any]
 #: Seconds after the blocks' own timeout until they are aborted, which gives a less precise error.
 _GRACE_S = 2.0
-_HEADER = header("call.h")
-
-
-@_HEADER.layout("Connection")
-class ConnectionEnd(c.Structure):
-    """``blink::Connection``: one end of a connection."""
-
-
-@_HEADER.layout("Status")
-class LaunchStatus(c.Structure):
-    """``blink::Status``: the reason of a launch that ended early."""
-
-
-@_HEADER.layout("Call")
-class LaunchCall(c.Structure):
-    """``blink::Call``: the argument of a kernel."""
 
 
 _FUNCTIONS: Functions = {
@@ -102,7 +87,7 @@ def run(
     deadline_s: float = 60.0,
     options: GeneratedOptions | None = None,
 ) -> list[Array | None]:
-    """Run a collective once; see :class:`blinkccl.engines.registry.RunProgram`.
+    """Run a collective once; see :class:`support.engines.RunProgram`.
 
     The result has the bits of the reference engine for any data.
 
@@ -231,7 +216,7 @@ class Session:
         call.dtype, call.op, call.average = DTYPE_CODES[values.dtype.name], OP_CODES[chosen.base], chosen.averages
         if values.factors is not None:
             bits = np.asarray(values.factors[rank], values.dtype.accumulator).tobytes()
-            call.scale_kind, call.scale = _HEADER.constants["kScaleGiven"], int.from_bytes(bits, sys.byteorder)
+            call.scale_kind, call.scale = CALL_HEADER.constants["kScaleGiven"], int.from_bytes(bits, sys.byteorder)
 
     def _story(self, rank: int, status: LaunchStatus, deadline_s: float) -> str:
         at = self._layout.connections[status.connection]
