@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import permutations
 
 import pytest
-from sweep import every_collective
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
@@ -31,6 +32,17 @@ ITEMSIZE = 4
 
 def test_there_are_46_and_14_of_them() -> None:
     assert [len(connected_allocations(name)) for name in ("dgx-1v", "dgx-1p")] == [46, 14]
+
+
+def every_collective(world_size: int) -> Iterator[Collective]:
+    """All nine collectives with every root and every ordered pair of ends."""
+    for name, definition in COLLECTIVES.items():
+        if definition.parameters == ("root",):
+            yield from (Collective(name, world_size, root=root) for root in range(world_size))
+        elif definition.parameters:
+            yield from (Collective(name, world_size, src=s, dst=d) for s, d in permutations(range(world_size), 2))
+        else:
+            yield Collective(name, world_size)
 
 
 def planned(name: str, gpus: tuple[int, ...], collective: Collective) -> Forest:
