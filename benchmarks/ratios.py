@@ -27,7 +27,7 @@ from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, R
 from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.peers import registry
 from blinkccl.bench.protocol import Command, Flag
-from blinkccl.bench.rows import ACROSS_RANKS, WITH_BARRIER, Series, paired
+from blinkccl.bench.rows import Series, paired
 from blinkccl.bench.sizes import block_count, check_memory
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
@@ -160,10 +160,10 @@ def measured(
     rounds: int,
     sizes: Sequence[str],
     collectives: Sequence[str],
-    across: int,
+    with_barrier: bool,
 ) -> Iterator[Found]:
     """Run all cases of ``ranks`` ranks."""
-    settings = BenchSettings(rounds=rounds, warmup=2, block_s=0.25, across=across)
+    settings = BenchSettings(rounds=rounds, warmup=2, block_s=0.25, with_barrier=with_barrier)
     base = Collective("allreduce", ranks)
     with spawned(Job(base), settings, peers, note) as (interleaved, _):
         own, *others = interleaved.participants
@@ -191,7 +191,7 @@ def measured(
                         iterations=runs,
                         warmup=2,
                         keep=True,
-                        with_barrier=settings.across == WITH_BARRIER,
+                        with_barrier=with_barrier,
                     )
                     for candidate in present[: 1 + with_shared]:
                         candidate.runs.run(commands(replace(work, iterations=SETTLING, check=False)))
@@ -268,9 +268,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="default 7")
     parser.add_argument("--sizes", default=",".join(SIZES), help="default 8 bytes to 256M")
     parser.add_argument("--collectives", default=",".join((*ALLREDUCE, *ONE_WAY, *MOVES)), help="default: all")
-    parser.add_argument(
-        "-a", "--average", type=int, default=3, choices=ACROSS_RANKS, help="as in nccl-tests; default: 3"
-    )
+    parser.add_argument("--barrier", action="store_true", help="time the barrier too, and the mean of ranks")
     parser.add_argument("-o", "--output", help="also write all numbers as JSON")
     options = parser.parse_args()
     results: list[Found] = []
@@ -283,7 +281,7 @@ def main() -> int:
                 options.rounds,
                 options.sizes.split(","),
                 options.collectives.split(","),
-                options.average,
+                options.barrier,
             ):
                 results.append(result)
                 for verdict in verdicts(GOALS, [result]):

@@ -15,7 +15,7 @@ from blinkccl.bench.bound import Probe, least_traffic
 from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.protocol import MAX_ITERATIONS, Command
-from blinkccl.bench.rows import WITH_BARRIER, Series, SizeRow, SizeTiming, across_ranks, paired, timing
+from blinkccl.bench.rows import Series, SizeRow, SizeTiming, paired, timing
 from blinkccl.bench.sizes import block_count, check_range
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
@@ -39,10 +39,11 @@ class Runs(Protocol):
 class BenchSettings:
     """Settings: ``iterations`` timed runs per block after ``warmup`` runs, and ``rounds`` blocks per candidate.
 
-    One more run per block is checked and not timed. ``across`` is a key of
-    :data:`blinkccl.bench.rows.ACROSS_RANKS`; ``shared`` applies to blink's buffers only. The timeout of a block is
-    ``deadline_s`` seconds (an integer). A peer's timed runs may take ``block_s``: a slow peer gets fewer iterations, at
-    least :data:`LEAST_ITERATIONS`.
+    One more run per block is checked and not timed. The time of an iteration is that of its slowest rank, or
+    ``with_barrier`` the ranks' mean and with the barrier before it: ranks that share cores wait for a core in the
+    barrier with some libraries, and in the call with others. ``shared`` applies to blink's buffers only. The timeout of
+    a block is ``deadline_s`` seconds (an integer). A peer's timed runs may take ``block_s``: a slow peer gets fewer
+    iterations, at least :data:`LEAST_ITERATIONS`.
     """
 
     dtype: str = "float32"
@@ -50,7 +51,7 @@ class BenchSettings:
     iterations: int = 20
     warmup: int = 1
     rounds: int = 5
-    across: int = 3
+    with_barrier: bool = False
     shared: bool = False
     deadline_s: int = 60
     block_s: float = 2.0
@@ -150,7 +151,8 @@ class Interleaved:
             participant.left, series[at] = str(error), None
             self.note(f"continuing without {participant.title}: {error}")
             return
-        values = across_ranks(measured.seconds, self.settings.across)
+        seconds = measured.seconds
+        values = seconds.mean(0) if self.settings.with_barrier else seconds.max(0)
         collected = series[at] = series[at] or Series([])
         collected.rounds.append(values)
         collected.variant = measured.variant
@@ -185,7 +187,7 @@ class Interleaved:
             settings.warmup,
             settings.iterations,
             settings.deadline_s,
-            settings.across == WITH_BARRIER,
+            settings.with_barrier,
         )
         result = self.measure(work)
         if self.record is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,19 +13,8 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 Seconds = NDArray[np.float64]
-#: Statistics over the ranks' times of an iteration, by the numbers of nccl-tests' -a.
-ACROSS_RANKS: dict[int, str] = {
-    0: "rank 0",
-    1: "mean of ranks",
-    2: "fastest rank",
-    3: "slowest rank",
-    4: "mean of ranks and with the barrier before it",
-}
 #: Largest relative difference of a tie: the next run could have the other winner.
 TIE = 0.05
-#: The statistic that includes the barrier before each run. Ranks that share cores wait for a core in the barrier with
-#: some libraries, and in the call with others.
-WITH_BARRIER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +70,6 @@ class Series:
     def median_s(self) -> float:
         """The median of the rounds' medians."""
         return float(median(self.medians_s()))
-
-
-def across_ranks(seconds: Seconds, how: int) -> Seconds:
-    """One number per iteration from ``seconds`` (rank, iteration), by the statistic ``how`` of :data:`ACROSS_RANKS`."""
-    mean = 1 if how == WITH_BARRIER else how
-    by: dict[int, Any] = {0: lambda s: s[0], 1: lambda s: s.mean(0), 2: lambda s: s.min(0), 3: lambda s: s.max(0)}
-    reduced: Seconds = by[mean](seconds)
-    return reduced
 
 
 def paired(numerators: Sequence[float], denominators: Sequence[float]) -> float:
