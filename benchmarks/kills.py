@@ -184,7 +184,11 @@ def kill_one(directory: Path, work: str, rng: random.Random, tally: Tally, hosts
             if not receiver.poll(2 * DEADLINE_S):
                 tally.wrong.append(f"rank {rank} of {size} hung after rank {victim} was killed")
                 continue
-            at, lost, reason = receiver.recv()
+            try:
+                at, lost, reason = receiver.recv()
+            except EOFError:
+                tally.wrong.append(f"rank {rank} of {size} ended without a report after rank {victim} was killed")
+                continue
             heard.append(at - killed)
             if lost != victim:
                 tally.wrong.append(f"rank {rank} of {size}, rank {victim} killed: {reason}")

@@ -127,12 +127,16 @@ void Client::lose() {
   if (coordinator_->foreign()) {
     return fail_here(own("what listens there is not rank 0 of a job of this version of Blink; use a port of this job's own"));
   }
+  fail_here(coordinator_lost());
+}
+
+Cause Client::coordinator_lost() const {
   Cause cause;
   cause.status = BLINK_BOOTSTRAP_LOST;
   cause.rank = 0;
   cause.pid = peer_pid(coordinator_->get());
   cause.text = "its process ended or hung up during the bootstrap";
-  fail_here(cause);
+  return cause;
 }
 
 // Reads an error message that the coordinator left at this rank's listener; true if there is one.
@@ -164,6 +168,7 @@ void Client::tell() {
   if (heard_ || coordinator_ == nullptr) return coordinator_.reset();
   coordinator_->send(Frame::kAbort, round_, cause_.packed());
   const Deadline slack(kSlackS);
+  bool has_left = false;
   for (Frame frame; !slack.passed();) {
     const bool writes = coordinator_->flush();
     const Channel::Got got = coordinator_->take(&frame);
@@ -172,8 +177,15 @@ void Client::tell() {
       cause_ = first;
       break;
     }
-    if (got == Channel::Got::kGone || !writes) break;
-    if (got == Channel::Got::kFrame) continue;
+    if (got == Channel::Got::kFrame) {
+      has_left = has_left || frame.type == Frame::kLeave;
+      continue;
+    }
+    if (got == Channel::Got::kGone || !writes) {
+      // A coordinator that fails or leaves says so. One that died is a better cause than what this rank noticed of it.
+      if (!has_left) cause_ = coordinator_lost();
+      break;
+    }
     std::vector<pollfd> set = {{coordinator_->get(), coordinator_->events(), 0}};
     wait_for(&set, slack.left_ms());
   }

@@ -29,6 +29,7 @@ class Client final : public Participant {
   void hear(const Frame& frame);
   void take_verdict(const Frame& frame);
   void lose();
+  Cause coordinator_lost() const;
   bool read_farewell();
 
   Socket listener_;

@@ -265,6 +265,7 @@ void Coordinator::hear(int rank, const Frame& frame) {
       cause.missing.erase(std::remove(cause.missing.begin(), cause.missing.end(), rank), cause.missing.end());
       if (!cause.missing.empty()) cause.text += "; also missing: " + ranks_named(cause.missing);
     }
+    if (cause.status == BLINK_BOOTSTRAP_LOST) look_beside(rank);
     return fail_here(cause);
   }
   if (frame.type == Frame::kLeave) return fail_here(blame(BLINK_BOOTSTRAP_LOST, rank, "it left the bootstrap"));
@@ -375,10 +376,11 @@ Cause Coordinator::blame(int status, int rank, const std::string& text) const {
   return cause;
 }
 
-// Between rounds: a rank that has died is a better cause than other ranks' reports of it.
-void Coordinator::look() {
+// A rank that has died is a better cause than other ranks' reports of it; `reporter` has already been read.
+void Coordinator::look_beside(int reporter) {
   std::vector<Cause> said;
   for (int rank = 1; rank < size_; ++rank) {
+    if (rank == reporter) continue;
     Channel* const channel = seat(rank).channel.get();
     Frame frame;
     Cause cause;

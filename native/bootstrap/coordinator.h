@@ -20,7 +20,7 @@ class Coordinator final : public Participant {
   void begin() override;
   void go_on(int timeout_ms) override;
   void tell() override;
-  void look() override;
+  void look() override { look_beside(0); }  // between rounds
 
  private:
   enum class Phase { kGather, kAck };
@@ -49,6 +49,7 @@ class Coordinator final : public Participant {
   void listen_to(int rank);
   void hear(int rank, const Frame& frame);
   void take_words(int rank, const Frame& frame);
+  void look_beside(int reporter);
   void hung_up(int rank);
   void look_for_absent();
   void probe_absent();

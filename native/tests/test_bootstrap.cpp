@@ -282,8 +282,9 @@ void one_gives_too_much() {
   }
 }
 
-// A rank as a process that is killed between rounds, with the others as threads. All report it and its process.
-void one_dies(int dying, int rounds_before) {
+// A rank as a process that is killed between rounds, with the others as threads. All report it and its process, also if
+// the `hasty` rank takes rank 2 for the lost one.
+void one_dies(int dying, int rounds_before, int hasty = -1) {
   constexpr int kRanks = 4;
   const std::string token = fresh_token();
   int ready[2];
@@ -311,6 +312,8 @@ void one_dies(int dying, int rounds_before) {
     for (int round = 0; round < rounds_before; ++round) {
       expect(end.gather("words"), "round %d: %s", round, end.cause.text);
     }
+    if (hasty >= 0) pause_ms(rank == hasty ? 200 : 300);
+    if (rank == hasty) return end.fail(BLINK_BOOTSTRAP_LOST, 2, "it hung up");
     end.gather("words");
   });
   waitpid(pid, nullptr, 0);
@@ -634,6 +637,8 @@ int main() {
     one_dies(rank, 0);
     one_dies(rank, 1);
   }
+  one_dies(0, 1, 1);
+  one_dies(3, 1, 1);
   names_and_limits();
   for (const Way way : {Way::kAnnounced, Way::kAddress, Way::kTcp}) {
     for (const int nranks : {1, 2, 3, 8, 16}) all_meet(way, nranks);

@@ -21,12 +21,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import several_hosts
-from job import Start, tell
+from job import Start, tell, wait_for
 from rank_processes import RankProcess, outcomes
 
 import blinkccl
-from blinkccl.errors import BlinkError, CommunicationError, DeadlineError
+from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, PeerLostError, PlanMismatchError
 from blinkccl.runtime import peer_info
+from blinkccl.runtime.bootstrap import part
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.store import JobPort
 
@@ -291,6 +292,52 @@ def sends_before_a_collective(comm: Communicator) -> list[float]:
 
 def test_a_short_message_needs_no_call_of_its_receiver(start: Start, hosts: list[str]) -> None:
     assert start(4, sends_before_a_collective, on=four(hosts), deadline_s=8).values() == [[0.0], [1.0]] * 2
+
+
+def waits_after_another_left(comm: Communicator, in_part: bool) -> int:
+    """Rank 1 leaves a group, then rank 0 is killed, for which rank 2 waits; return the rank that it names."""
+    group = comm.split(0) if in_part else comm
+    assert group is not None
+    group.barrier()
+    if comm.rank == 1:
+        group.close()
+        tell(comm, "left")
+        wait_for(comm.store, "end")
+    if comm.rank == 0:
+        wait_for(comm.store, "end")
+    try:
+        if comm.rank == 2:
+            group.sendrecv(None, np.zeros(9), 0, 2)
+    except PeerLostError as error:
+        return error.rank
+    return -1
+
+
+@pytest.mark.parametrize("in_part", [False, True])
+def test_a_killed_rank_is_named_although_another_has_left(start: Start, hosts: list[str], in_part: bool) -> None:
+    job = start(3, waits_after_another_left, in_part, on=[hosts[0], hosts[0], hosts[1]])
+    job.hear("left", 1)
+    job.signal(0, signal.SIGKILL)
+    assert job.values(2) == [0]
+    job.store.set("end", b"")
+
+
+def loses_its_first_rank(reported_s: float) -> None:
+    """Join a part whose rank 0 is gone, which the group's monitor reports after ``reported_s``."""
+    began = time.monotonic()
+
+    def look() -> None:
+        if time.monotonic() - began > reported_s:
+            raise PeerLostError(0, "its process ended")
+
+    address = " ".join(["unix:blink-nobody-is-here", "0" * 64]).encode()
+    part(lambda _: [address, b""], (0, 1), 1, began + 15, look)
+
+
+@pytest.mark.parametrize(("reported_s", "error"), [(0.3, PeerLostError), (20, PlanMismatchError)])
+def test_a_part_names_its_killed_first_rank(reported_s: float, error: type[BlinkError]) -> None:
+    with pytest.raises(error):
+        loses_its_first_rank(reported_s)
 
 
 def opens_again_and_again(comm: Communicator) -> list[int]:

@@ -393,6 +393,9 @@ class _Joining:
         if end is None:
             if self._in_part and os.strerror(errno.EAGAIN) not in self._note:  # else too many ranks connect at once
                 self._look()
+                # Rank 0 may have ended just now, which a monitor on several hosts detects a little later.
+                if time.monotonic() < self._again_until.setdefault(published.token, time.monotonic() + GRACE_S):
+                    return None
                 raise PlanMismatchError(
                     f"rank {self._rank} ({self._mine}) does not find rank 0 on its host: {self._note}; if they are on "
                     "two hosts, give each host a different BLINK_HOSTID, else run both as one user"

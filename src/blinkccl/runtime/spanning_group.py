@@ -44,7 +44,7 @@ from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.host_group import HostGroup, share_memory
 from blinkccl.runtime.host_table import Crossing
 from blinkccl.runtime.hosts import NOWHERE, Cost, Hosts, Place, busiest_part, selected
-from blinkccl.runtime.monitor import Monitor
+from blinkccl.runtime.monitor import VERDICT_S, Monitor
 from blinkccl.runtime.peer_info import same_host
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.rails import devices, for_all, interfaces_of_rails, rails_from
@@ -55,6 +55,8 @@ from blinkccl.trees.forest.model import topology_hash
 _RATE = "BLINK_NIC_GBITS"
 #: Sizes in bytes and repetitions of the test messages between the first two hosts.
 _PROBES = ((8, 20), (256 << 10, 10))
+#: Seconds between two looks at the monitor of another group.
+_LOOK_S = 0.02
 #: Cost until the test messages have been measured.
 _UNKNOWN = Cost(5e-5, 1e9)
 _Result = TypeVar("_Result")
@@ -66,10 +68,18 @@ class SpanningGroup(HostGroup):
 
     ``bootstrap``, in which the ranks have met, becomes this group's. ``deadline_s`` is the timeout of the creation, and
     of calls without one. ``place`` is the job's topology. TopologyError on all ranks if it does not match the hosts.
+    ``look`` raises if the group that this one is a part of has lost a rank.
     """
 
     def __init__(
-        self, bootstrap: Bootstrap, rank: int, *, prefix: str, deadline_s: float, place: Place = NOWHERE
+        self,
+        bootstrap: Bootstrap,
+        rank: int,
+        *,
+        prefix: str,
+        deadline_s: float,
+        place: Place = NOWHERE,
+        look: Callable[[], None] | None = None,
     ) -> None:
         Group.__init__(self, bootstrap, rank, prefix, deadline_s)
         self.hosts = Hosts.of([peer.host for peer in bootstrap.peers])
@@ -77,7 +87,7 @@ class SpanningGroup(HostGroup):
         self.cost = _UNKNOWN
         self._area, self._crossing = Area(), Crossing.NEVER
         self._begun = 0
-        self._made = False
+        self._made, self._look = False, look
         self._monitor = Monitor(bootstrap, rank, self._fail)
         deadline = time.monotonic() + deadline_s
         try:
@@ -259,12 +269,33 @@ class SpanningGroup(HostGroup):
                 late += str(error)
             return self._monitor.settle(DeadlineError(late), tell=True)
         cause = self._monitor.settle(error, tell=False)  # also of calls that differ it has the better words
-        if self._monitor.left and self._monitor.cause is None:  # in order, but too early: what broke followed from that
-            return PeerLostError(min(self._monitor.left), f"it closed its communicator during {where}")
+        if self._monitor.left and self._monitor.cause is None:
+            return self._cause_after_leaving(error, where)
         if isinstance(cause, PeerLostError):
             pid = self.peers[cause.rank].pid
             return PeerLostError(cause.rank, f"its process ended, or its host is gone, during {where}", pid)
         return cause
+
+    def _cause_after_leaving(self, error: CommunicationError, where: str) -> BlinkError:
+        """The cause of a failure after ranks have left in order: from then on the group is not monitored.
+
+        If this group is a part of another, that one's monitor detects an ended rank. Otherwise the broken connection
+        counts, or the rank that left too early.
+        """
+        left, until = self._monitor.left, time.monotonic() + VERDICT_S
+        broken = error.rank if isinstance(error, PeerLostError) else min(left)
+        while self._look is not None and broken not in left and time.monotonic() < until:
+            try:
+                self._look()
+            except PeerLostError as lost:
+                return PeerLostError(lost.rank, f"{lost.message}, during {where}", lost.pid)
+            except CommunicationError as cause:
+                return cause
+            time.sleep(_LOOK_S)
+        if broken in left:
+            return PeerLostError(broken, f"it closed its communicator during {where}")
+        before = f"its connection broke during {where}, after {ranks_text(sorted(left))} had closed the communicator"
+        return PeerLostError(broken, before, self.peers[broken].pid)
 
     # ---- point to point
 
@@ -393,7 +424,9 @@ def open_group(
         raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
     seconds = default_timeout_s() if deadline_s is None else deadline_s
     deadline = time.monotonic() + seconds
-    return _group_of(join(store, prefix, rank, size, deadline, deterministic=wanted), rank, prefix, seconds, place)
+    return _group_of(
+        join(store, prefix, rank, size, deadline, deterministic=wanted), rank, prefix, seconds, place, None
+    )
 
 
 def open_part(
@@ -410,12 +443,14 @@ def open_part(
     addresses = own_addresses(group.host) if group.host is not None and len(hosts) > 1 else []
     deadline, look = time.monotonic() + group.timeout_s, group.watch(members)
     met = part(group.exchange, members, group.rank, deadline, look, group.deterministic, addresses)
-    return _group_of(met, members.index(group.rank), prefix, group.timeout_s, place or group.place.part(members))
+    return _group_of(met, members.index(group.rank), prefix, group.timeout_s, place or group.place.part(members), look)
 
 
-def _group_of(bootstrap: Bootstrap, rank: int, prefix: str, seconds: float, place: Place) -> Group:
+def _group_of(
+    bootstrap: Bootstrap, rank: int, prefix: str, seconds: float, place: Place, look: Callable[[], None] | None
+) -> Group:
     if not same_host(bootstrap.peers):
-        return SpanningGroup(bootstrap, rank, prefix=prefix, deadline_s=seconds, place=place)
+        return SpanningGroup(bootstrap, rank, prefix=prefix, deadline_s=seconds, place=place, look=look)
     if bootstrap.host is not None:
         bootstrap = _near(bootstrap, rank, time.monotonic() + seconds)
     return HostGroup(bootstrap, rank, prefix=prefix, deadline_s=seconds)
