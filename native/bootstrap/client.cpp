@@ -182,7 +182,7 @@ void Client::tell() {
       continue;
     }
     if (got == Channel::Got::kGone || !writes) {
-      // A coordinator that fails or leaves says so. One that died is a better cause than what this rank noticed of it.
+      // A coordinator that fails or leaves sends a message. One that died is a better cause than what this rank noticed of it.
       if (!has_left) cause_ = coordinator_lost();
       break;
     }

@@ -137,6 +137,10 @@ blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
 }
 
 blink_comm::~blink_comm() {
+  if (network_ != nullptr && has_failed()) {
+    network_->shut(false);
+    streams_->give_up();
+  }
   for (Heap& heap : heaps_) {
     if (heap.mapped_here) blink_heap_unmap(heap.base, heap.bytes);
   }

@@ -94,7 +94,7 @@ void Network::shut(bool orderly) {
   held_.clear();
   inboxes_ = nullptr;
   for (const auto& rail : rails_) {
-    if (rail != nullptr) rail->worker->close(orderly);
+    if (rail != nullptr && rail->worker->close(orderly)) sending_ = receiving_ = 0;
   }
   const std::int64_t until = now_us() + kShutUs;
   while (sending_ + receiving_ != 0 && now_us() < until) progress();

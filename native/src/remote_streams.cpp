@@ -49,6 +49,10 @@ RemoteStreams::~RemoteStreams() {
   worker_->close(true);
 }
 
+void RemoteStreams::give_up() {
+  if (worker_->close(false)) sending_ = 0;
+}
+
 ucx::Status RemoteStreams::on_message(void* context, const void* header, std::size_t header_bytes, void* data,
                                       std::size_t bytes, const ucx::ReceiveAttributes* attributes) {
   auto& streams = *static_cast<RemoteStreams*>(context);

@@ -25,6 +25,8 @@ class RemoteStreams {
   RemoteStreams& operator=(const RemoteStreams&) = delete;
 
   Worker& worker() { return *worker_; }
+  // Ends all connections after a failure; no thread uses them any more.
+  void give_up();
   void set_rank(int rank) { rank_ = rank; }
   // Greets a peer. UCX needs both ends to connect: flush() waits for the peer's greeting, so later writes need no answer.
   void connect(int peer, const void* address);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <mutex>
 #include <string>
 
 #include "clock.h"
@@ -21,6 +22,8 @@ constexpr std::int64_t kCloseUs = 1'000'000;  // most time for connections to cl
 //
 // Probes: by default UCX probes a peer over a second connection. TCP's probes and the group's monitor detect lost peers.
 //
+// Connections: by default TCP's connect() blocks, for two minutes if the network loses all packets.
+//
 // Segments: TCP's are 8 KiB for sending and 64 KiB for receiving by default, and each is a call of the system. UCX 1.13
 // accepts other sizes only from the environment.
 //
@@ -34,6 +37,7 @@ bool settle(const ucx::Library& ucp, void* settings) {
     return getenv(name.c_str()) == nullptr && ucp.config_modify(settings, variable, value) == ucx::kOk;
   };
   set("KEEPALIVE_INTERVAL", "inf");
+  set("TCP_CONN_NB", "y");
   set("TCP_TX_SEG_SIZE", "256K");
   set("TCP_RX_SEG_SIZE", "256K");
   std::error_code none;
@@ -140,7 +144,22 @@ bool Worker::receive(int peer, void* offer, void* into, std::size_t bytes, const
   return request == nullptr || ucx::is_error(request);
 }
 
-void Worker::close(bool orderly) {
+// Leaves the connections to the end of the process, which has failed. UCX (1.13 to 1.22) may abort a process that closes a
+// connection while that is being made, or has messages. Over TCP messages move in progress() only.
+void Worker::abandon() {
+  static std::mutex mutex;
+  static std::vector<std::shared_ptr<UcxContext>> contexts;
+  const std::lock_guard<std::mutex> lock(mutex);
+  contexts.push_back(context_);
+  handle_ = nullptr;
+  for (auto& [peer, endpoint] : endpoints_) endpoint = {nullptr, true};
+}
+
+bool Worker::close(bool orderly) {
+  if (!orderly && context_->reports_exactly()) {
+    if (handle_ != nullptr) abandon();
+    return true;
+  }
   ucx::RequestParameters parameters{};
   parameters.mask = ucx::kFlags;
   // A flush would wait for each peer's next call. It is needed only for messages that are done but still in a buffer.
@@ -157,6 +176,7 @@ void Worker::close(bool orderly) {
     while (ucp().request_check_status(request) == ucx::kInProgress && now_us() < until) progress();
     ucp().request_free(request);
   }
+  return false;
 }
 
 void sleep_on(const std::vector<int>& files, int bell, std::int64_t us) {

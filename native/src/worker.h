@@ -60,13 +60,15 @@ class Worker {
             const ucx::RequestParameters& parameters);
   // Starts to take up an offered message; otherwise like send().
   bool receive(int peer, void* offer, void* into, std::size_t bytes, const ucx::RequestParameters& parameters);
-  void release(void* data) { ucp().am_data_release(handle_, data); }
-  bool progress() { return ucp().worker_progress(handle_) != 0; }
+  void release(void* data) {
+    if (handle_ != nullptr) ucp().am_data_release(handle_, data);
+  }
+  bool progress() { return handle_ != nullptr && ucp().worker_progress(handle_) != 0; }
   // False if messages have arrived. Otherwise the file events() becomes readable with the next one.
-  bool arm() { return ucp().worker_arm(handle_) == ucx::kOk; }
+  bool arm() { return handle_ == nullptr || ucp().worker_arm(handle_) == ucx::kOk; }
   int events() const { return events_; }
-  // Ends all connections. Orderly: messages leave first.
-  void close(bool orderly);
+  // Ends all connections. Orderly: messages leave first. Otherwise no callback comes any more if this returns true.
+  bool close(bool orderly);
 
  private:
   struct Endpoint {
@@ -75,6 +77,7 @@ class Worker {
   };
 
   explicit Worker(std::shared_ptr<UcxContext> context) : context_(std::move(context)) {}
+  void abandon();
   static void on_error(void* context, void*, ucx::Status) { static_cast<Endpoint*>(context)->broken = true; }
 
   std::shared_ptr<UcxContext> context_;

@@ -60,7 +60,7 @@ def test_work(name):
     again = _work(line.run)
     assert again[:2] == first[:2]
     # A few calls may differ, since the number of comparisons of a dictionary's keys depends on addresses.
-    assert again[2] == pytest.approx(first[2], rel=0.01), "a cache outlived clear_caches: benchmarks would measure it"
+    assert again[2] == pytest.approx(first[2], rel=0.05), "a cache outlived clear_caches: benchmarks would measure it"
 
 
 def test_links_and_rings_take_little_work():

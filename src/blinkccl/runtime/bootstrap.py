@@ -239,15 +239,17 @@ def part(
     look: Callable[[], None] = lambda: None,
     deterministic: str = "",
     addresses: Sequence[str] = (),
+    grace_s: float = GRACE_S,
 ) -> Bootstrap:
     """Connect ``members``, ranks of a group whose ``exchange`` returns the bytes of all its ranks, by rank.
 
     The first member listens at its ``addresses``, or, if all are on one host, at a UNIX socket. All ranks of the group
-    call ``exchange`` once, also those that are not members. ``look`` is called often, and raises if a member has ended.
-    Errors as :func:`join`, with ranks counted in ``members``; PlanMismatchError if the first one is on another host.
+    call ``exchange`` once, also those that are not members. ``look`` is called often, and raises if a member has ended,
+    at most ``grace_s`` later. Errors as :func:`join`, with ranks counted in ``members``; PlanMismatchError if the first
+    one is on another host.
     """
     place = members.index(rank)
-    joining = _Joining(Store(), "", own_peer_info(place, len(members), deterministic), deadline, look)
+    joining = _Joining(Store(), "", own_peer_info(place, len(members), deterministic), deadline, look, grace_s)
     if place > 0:
         return joining.enter_part(exchange(b"")[members[0]].decode())
     try:
@@ -262,7 +264,13 @@ class _Joining:
     """The state of one rank until it has joined."""
 
     def __init__(
-        self, store: Store, prefix: str, mine: PeerInfo, deadline: float, look: Callable[[], None] = lambda: None
+        self,
+        store: Store,
+        prefix: str,
+        mine: PeerInfo,
+        deadline: float,
+        look: Callable[[], None] = lambda: None,
+        grace_s: float = GRACE_S,
     ) -> None:
         self._store, self._mine, self._deadline, self._look = store, mine, deadline, look
         self._rank, self._size = mine.rank, mine.world_size
@@ -275,7 +283,7 @@ class _Joining:
             if isinstance(store, JobPort)
             else None
         )
-        self._in_part = False
+        self._in_part, self._grace_s = False, grace_s
         #: Per process of this run that was seen alive: the time until which it may be restarted.
         self._again_until: dict[str, float] = {}
         self._next_look = self._next_knock = 0.0
@@ -393,8 +401,8 @@ class _Joining:
         if end is None:
             if self._in_part and os.strerror(errno.EAGAIN) not in self._note:  # else too many ranks connect at once
                 self._look()
-                # Rank 0 may have ended just now, which a monitor on several hosts detects a little later.
-                if time.monotonic() < self._again_until.setdefault(published.token, time.monotonic() + GRACE_S):
+                # Rank 0 may have ended just now.
+                if time.monotonic() < self._again_until.setdefault(published.token, time.monotonic() + self._grace_s):
                     return None
                 raise PlanMismatchError(
                     f"rank {self._rank} ({self._mine}) does not find rank 0 on its host: {self._note}; if they are on "

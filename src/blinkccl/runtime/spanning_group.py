@@ -466,6 +466,6 @@ def _near(bootstrap: Bootstrap, rank: int, deadline: float) -> Bootstrap:
 
     deterministic = bootstrap.peers[rank].deterministic
     with bootstrap:
-        near = part(exchange, range(len(bootstrap.peers)), rank, deadline, bootstrap.step, deterministic)
+        near = part(exchange, range(len(bootstrap.peers)), rank, deadline, bootstrap.step, deterministic, grace_s=0.0)
         bootstrap.finish()
     return near

@@ -1,8 +1,10 @@
 """The search for UCX, the library for messages between hosts.
 
-A job loads it when it needs it. The order is: the file in ``BLINK_UCX_LIB``; the system's libucp, which supports the
-cards of this machine; the one inside PyPI's nixl (UCX with verbs and EFA); PyPI's libucx (TCP and shared memory), which
-the extra ``blink-ccl[hosts]`` installs. UCX's own variables (``UCX_TLS``, ``UCX_NET_DEVICES``, …) keep their meaning.
+A job loads it when it needs it. The order is: the file in ``BLINK_UCX_LIB``; on a machine with RDMA cards the system's
+libucp, which supports them; the one inside PyPI's nixl (UCX with verbs and EFA); PyPI's libucx (TCP and shared memory),
+which the extra ``blink-ccl[hosts]`` installs; the system's. Over TCP, PyPI's newer ones are faster than Debian's 1.13,
+whose assertions end a rank now and then when a connection to another breaks. UCX's own variables (``UCX_TLS``,
+``UCX_NET_DEVICES``, …) keep their meaning.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from blinkccl.errors import LaunchError, UnsupportedError
 
 VARIABLE = "BLINK_UCX_LIB"
+_CARDS = Path("/sys/class/infiniband")
 _log = logging.getLogger(__name__)
 #: Paths of the library in PyPI's packages, below site-packages.
 _PACKAGED = ("nixl*.libs/libucp*.so*", "libucx/lib/libucp.so.0", "*nixl*/**/libucp*.so*")
@@ -40,8 +43,10 @@ def find(environ: Mapping[str, str] = os.environ) -> str:
 
 def _candidates() -> Iterator[str]:
     # Not loaded here: the native library sets UCX's defaults before it loads it.
-    if system := find_library("ucp"):
-        yield system
+    system = [library] if (library := find_library("ucp")) else []
+    if _CARDS.exists():
+        yield from system
     packages = Path(sysconfig.get_paths()["platlib"])
     for pattern in _PACKAGED:
         yield from sorted(str(path) for path in packages.glob(pattern))
+    yield from system
