@@ -1,9 +1,9 @@
 // Reduction kernels, which reduce any number of sources in one pass over memory.
 //
-// The results equal those of blinkccl/collectives/ops.py bit for bit. Sources are reduced left to right. float16,
-// bfloat16 and the 8-bit floats are accumulated in float32 and rounded once, at the store. Integers wrap; an average of
-// integers is truncated toward zero. The bits depend neither on the instruction set nor on the cuts of a buffer. Only
-// the choice between several NaN operands is undefined.
+// The results equal those of blinkccl/collectives/ops.py bit for bit. Sources are reduced left to right. Floats
+// below 32 bits are accumulated in float32 and rounded once, at the store. Integers wrap; an average of integers is
+// truncated toward zero. The bits depend neither on the instruction set nor on the cuts of a buffer. Only the choice
+// between several NaN operands is undefined.
 #pragma once
 
 #include <cstddef>

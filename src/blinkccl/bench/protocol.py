@@ -2,8 +2,8 @@
 
 Every rank process of a candidate connects to the coordinator's unix socket, sends its hello, and then blocks in recv().
 An idle candidate thus takes no processor time, and candidates can be interleaved. All numbers are little-endian and
-unpadded. ``native/include/blink/bench.h`` has the structs for both languages: ``peer_hello`` from a rank to the
-coordinator, ``peer_command`` to the rank, and ``peer_reply`` in answer.
+unpadded. ``src/blinkccl/native/include/blink/bench.h`` has the structs for both languages: ``peer_hello`` from a rank
+to the coordinator, ``peer_command`` to the rank, and ``peer_reply`` in answer.
 
 A command is followed by in_blocks × period × itemsize bytes of input, and with CHECK by out_blocks × period × itemsize
 bytes of expected output.

@@ -38,10 +38,9 @@ Examples:
 Collective communication planned from the links that a job really has.
 
 \b
-SPEC is a machine (dgx-1v, dgx-a100, hgx-h100, dgx-b200, gb200-nvl72, mi300x, ...: blink topo --list),
-a file ("nvidia-smi topo -m", "rocm-smi --showtopo" or "amd-smi topology" text, lstopo or NCCL XML,
-blink's JSON; "node7.txt @ nvlink=50GB/s, nic=400Gbps" adds rates that the file lacks), a rule (ring:8,
-torus:4x4, random:12:seed=3), or several servers ("2x dgx-1v @ 40Gbps"). Without it: this machine.
+SPEC is a machine (dgx-1v, hgx-h100, mi300x), a file ("nvidia-smi topo -m", lstopo or NCCL XML;
+"node7.txt @ nvlink=50GB/s, nic=400Gbps" adds rates that the file lacks), a rule (ring:8, torus:4x4), or
+several servers ("2x dgx-1v @ 40Gbps"); blink topo --list has all. Without it: this machine.
 
 \b
 Exit codes: 0 ok; 1 a check failed; 2 usage or unreadable input; 3 hardware or driver missing;

@@ -20,7 +20,7 @@ Examples:
 
 \b
   blink topo                                 this machine
-  blink topo --list                          names of machines, and rules
+  blink topo --list                          names of machines, rules, formats of files
   blink topo dgx-1v --gpus 1,4,5,6           the part of a machine that a job uses
   blink topo node7.txt --json                from "nvidia-smi topo -m" text; the links that a plan would use
   blink topo "node7.txt @ nvlink=50GB/s"     with a rate that nvidia-smi does not print; also pcie, smp, nic
@@ -39,7 +39,7 @@ def topo(
     spec: Annotated[str | None, Argument(metavar="SPEC", help="Topology; default: this machine.")] = None,
     gpus: arguments.Gpus = None,
     links: Annotated[str | None, Option("--links", metavar="fast|pcie|staged|all", help="Links to show.")] = None,
-    known: Annotated[bool, Option("--list", help="List the names of machines, and the rules.")] = False,
+    known: Annotated[bool, Option("--list", help="List the machines, rules and formats of files.")] = False,
     json: arguments.Json = False,
     output: arguments.Output = None,
     measure: Annotated[

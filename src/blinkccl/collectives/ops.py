@@ -3,10 +3,10 @@
 :func:`fold` defines the arithmetic of every engine, so two engines that follow the same Program give the same bits.
 CONTRIBUTING.md lists the other places of an operation or a type.
 
-**Accumulation.** float16, bfloat16 and the 8-bit floats are reduced in float32, their *accumulator*. A value is rounded
-once to the type, to the nearest and ties to even, when it leaves the execution of a role: when it is kept or sent. All
-other types are their own accumulators: integers wrap modulo 2^bits, float32 and float64 round after every operation. In
-``premul_sum`` the product is rounded to the type before the sum, so it is the same on every rank that adds it.
+**Accumulation.** Floats below 32 bits are reduced in float32, their *accumulator*. A value is rounded once to the type,
+to the nearest and ties to even, when it leaves the execution of a role: when it is kept or sent. All other types are
+their own accumulators: integers wrap modulo 2^bits, float32 and float64 round after every operation. In ``premul_sum``
+the product is rounded to the type before the sum, so it is the same on every rank that adds it.
 
 **Undefined bits.** IEEE 754 leaves open which NaN an operation on NaNs returns, and so does this table: a result that
 is NaN is NaN on every engine, but its sign and payload may differ.
@@ -259,7 +259,7 @@ DTYPES: dict[str, DType] = {
     )
 }
 
-#: Numbers of the element types and of the base operations in native code, from ``native/include/blink/types.h``.
+#: Numbers of the element types and of the base operations in ``src/blinkccl/native/include/blink/types.h``.
 DTYPE_CODES = header("types.h").numbers("blink_dtype")
 OP_CODES = header("types.h").numbers("blink_operation")
 _AVERAGES, _SCALES = (header("types.h").constants[f"BLINK_{name}"] for name in ("AVERAGES", "SCALES"))

@@ -1,8 +1,8 @@
 """The layout of a Program for the native library: tables with the places of its messages.
 
 The layout uses no library and no memory. Every rank computes the same layout from the same agreed numbers, and passes
-its own rows to the library (``native/include/blink/host.h`` defines the rows). The Program is executed unchanged; the
-host engine only decides the places of messages:
+its own rows to the library (defined in ``src/blinkccl/native/include/blink/host.h``). The Program is executed
+unchanged; the host engine only decides the places of messages:
 
 - **One copy for all readers.** A role that sends one value into several queues writes it once, into a *ring* that all
   receivers read. Consecutive senders of the same own input are one actor.

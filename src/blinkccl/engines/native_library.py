@@ -1,4 +1,4 @@
-"""The host engine's native library: its file, and the declarations of ``native/include/blink/host.h``."""
+"""The host engine's native library: its file, and the declarations of ``src/blinkccl/native/include/blink/host.h``."""
 
 from __future__ import annotations
 

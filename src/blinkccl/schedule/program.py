@@ -23,10 +23,10 @@ Execution ``k`` of a role is::
 ``own_operand_index`` messages. For premul_sum in a reducing collective, the own contribution is first multiplied by its
 rank's scalar, in the accumulator, and rounded to the element type.
 
-**Rounding.** float16, bfloat16 and the 8-bit floats are widened to float32, reduced and divided there, and rounded
-once, at ``value``: a rank keeps and sends the same bits. Other types are their own accumulators. A single operand that
-is neither scaled nor divided keeps its bits, also those of a NaN. :mod:`blinkccl.collectives.ops` has the table of
-types, and :func:`blinkccl.collectives.ops.fold` defines the arithmetic.
+**Rounding.** Floats below 32 bits are widened to float32, reduced and divided there, and rounded once, at ``value``: a
+rank keeps and sends the same bits. Other types are their own accumulators. A single operand that is neither scaled nor
+divided keeps its bits, also those of a NaN. :mod:`blinkccl.collectives.ops` has the table of types, and
+:func:`blinkccl.collectives.ops.fold` defines the arithmetic.
 
 **Memory.** A message's slot is free as soon as the message has been received: an engine may not hold one slot while it
 waits for another message. In place, the own input and output chunk of a role are the same memory, in the same

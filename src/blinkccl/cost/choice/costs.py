@@ -4,18 +4,18 @@ The simulator times the program. Its calibration gives the generated kernels the
 model (NCCL 2.30, src/graph/tuning.cc; tables from :mod:`blinkccl.cost.baselines.nccl_model`):
 
 =============================  ======  ======  ======  ================================================================
-µs                             LL      LL128   Simple =============================  ======  ======  ======
-================================================================ a call                         6.8     14      8.4
-``BASE_US["tree"]`` a hop over NVLink              0.6     1.25    4.0     ``STEP_US["nvlink", "tree"]`` a hop over
-anything else       1.0     1.9     4.0     ``STEP_US["pcie", "tree"]`` part of a link's rate          1/2     0.86    1
-4 of 8 bytes; 120 of 128, of which NCCL counts 0.92 =============================  ======  ======  ======
-================================================================
+µs                             LL      LL128   Simple
+=============================  ======  ======  ======  ================================================================
+a call                         6.8     14      8.4     ``BASE_US["tree"]``
+a hop over NVLink              0.6     1.25    4.0     ``STEP_US["nvlink", "tree"]``
+a hop over anything else       1.0     1.9     4.0     ``STEP_US["pcie", "tree"]``
+part of a link's rate          1/2     0.86    1       4 of 8 bytes; 120 of 128, of which NCCL counts 0.92
+=============================  ======  ======  ======  ================================================================
 
 A generated kernel takes 2.5 us more per call (:data:`PROLOGUE_US`): it first loads the rows of its program and decodes
 them, while NCCL's kernel has its numbers at the start.
 
-The simulator covers links and hops. Blocks have a rate of their own, and a call takes at least as long as its busiest
-block (:mod:`~blinkccl.cost.choice.block_costs`).
+A call takes at least as long as its busiest block (:mod:`~blinkccl.cost.choice.block_costs`).
 
 An NVLink lane has NCCL's count of its rate: 20 GB/s of a V100's 25. PCIe has NCCL's count too
 (:func:`counted_gb_per_s`), and messages through an Intel processor load it by a fifth more. A plan is therefore
