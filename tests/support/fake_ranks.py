@@ -1,6 +1,6 @@
 """Rank processes for tests: forked, with a sum through shared memory and faults on request; and their launch.
 
-python fake_ranks.py SOCKET RANKS [wrong|silent|dying|refusing|failing|twice|stranger|absent]
+python fake_ranks.py SOCKET RANKS [wrong|silent|dying|refusing|failing|twice|stranger|absent|writing]
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ def rank_process(rank: int, path: str, size: int, shared: np.ndarray, barrier: o
             peer.sendall(RankHello(0, size, os.getpid(), library.title).pack())
             time.sleep(30)
         serve(peer, library, rank, size)
+    if fault == "writing":
+        time.sleep(0.5)
+        Path(os.environ["BLINK_TIMELINE"], str(rank)).touch()
 
 
 def main() -> None:

@@ -39,10 +39,13 @@ from blinkccl.bench.protocol import (
     reply_bytes,
 )
 from blinkccl.errors import CommunicationError, UnsupportedError
+from blinkccl.runtime import timeline
 
-#: Timeouts in seconds: until all ranks have started, and until they have ended after QUIT.
+#: Timeouts in seconds: until all ranks have started; until they have ended after QUIT; and the same if they still write
+#: the timelines that ``BLINK_TIMELINE`` requests, which takes seconds.
 START_S = 60.0
 END_S = 3.0
+WRITE_S = 60.0
 #: Timeout in seconds after SIGTERM, and after SIGKILL.
 KILL_S = 2.0
 #: Linux's directory for files in memory.
@@ -273,7 +276,7 @@ class RunningCandidate:
                 peer.settimeout(0.1)
                 peer.sendall(Command(Kind.QUIT).pack())
             peer.close()
-        patience_s = END_S if self._sockets else 0.0
+        patience_s = (WRITE_S if timeline.VARIABLE in os.environ else END_S) if self._sockets else 0.0
         self._sockets = []
         self._end_processes(patience_s)
         for pid in self.pids:

@@ -37,6 +37,13 @@ def test_ranks_run_and_reply(in_place):
     assert not room.exists()
 
 
+def test_ranks_have_time_to_write_their_timelines(tmp_path, monkeypatch):
+    monkeypatch.setattr(candidate, "END_S", 0.1)
+    monkeypatch.setenv("BLINK_TIMELINE", str(tmp_path))
+    RunningCandidate(launch("writing")).close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0", "1"]
+
+
 @pytest.mark.parametrize("length", [80, 200])
 def test_the_temporary_directory_may_have_a_long_name(tmp_path, monkeypatch, length):
     long = tmp_path / ("x" * length)
