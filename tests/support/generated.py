@@ -131,8 +131,15 @@ def prepare(programs: Iterable[Program]) -> None:
     """
     programs = list(programs)
     for program in programs:
-        check_roles(program)
+        _check(program)
     _compile((Kernel(_name(program), program, slots=_slots(program)), ProgramGroup([program])) for program in programs)
+
+
+def _check(program: Program) -> None:
+    if program.relays:
+        vertices = list(program.relays)
+        raise UnsupportedError(f"generated code cannot run the program's roles at vertices {vertices} outside the job")
+    check_roles(program)
 
 
 class Session:
@@ -146,7 +153,7 @@ class Session:
         self._parts = dict(zip(programs, parts or [geometry.parts] * len(programs), strict=True))
         self._names = {}
         for program in programs:
-            check_roles(program)
+            _check(program)
             if len(programs) == 1 and geometry.slots == _slots(program):
                 self._names[program] = _name(program)  # Cached.
             else:

@@ -147,21 +147,15 @@ def execute(role: Role, memory: RoleViews, span: slice, messages: Sequence[Array
     return value
 
 
-def check_roles(program: Program, relays: bool = False, switches: bool = False) -> None:
+def check_roles(program: Program, switches: bool = False) -> None:
     """Refuse, on all ranks, roles that would fail on one: without a value, or with a block that their rank lacks.
 
-    UnsupportedError for roles outside the job, unless the engine has ``relays``, and for in-network reduction, unless
-    it has ``switches``.
+    UnsupportedError for in-network reduction, unless the engine has ``switches``.
     """
     if program.combining and not switches:
         raise UnsupportedError(
-            f"the program reduces data at switches {list(program.combining)}, which only engine reference can run; "
-            "plan with another algorithm than in_switch"
-        )
-    if program.relays and not relays:
-        raise UnsupportedError(
-            f"the program has roles at vertices {list(program.relays)} outside the job, which this engine cannot run; "
-            "use engine reference or host, or plan without --relays"
+            f"the program reduces data at switches {list(program.combining)}, which ranks cannot run; plan with "
+            "another algorithm than in_switch"
         )
     for role in program.roles:
         where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"

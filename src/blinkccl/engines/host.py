@@ -439,6 +439,6 @@ def native_scale(factor: Scale) -> float:
     value = float(factor)
     if isinstance(factor, np.integer) and int(value) != int(factor):  # NumPy would compare them as doubles.
         raise UnsupportedError(
-            f"scales: expected integers up to 2^53 for the host engine, got {factor}; use the engine reference"
+            f"scales: expected integers up to 2^53, which doubles hold exactly, got {factor}; multiply before the call"
         )
     return value

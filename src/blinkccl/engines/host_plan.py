@@ -107,7 +107,7 @@ class HostPlan:
     """
 
     def __init__(self, program: Program, area: Area | None = None, rails: Sequence[int] = ()) -> None:
-        check_roles(program, relays=True)
+        check_roles(program)
         self.program = program
         self._placements = placements(program.collective)
         self._stored = {

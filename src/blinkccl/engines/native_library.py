@@ -76,7 +76,7 @@ def load() -> c.CDLL:
     """
     path = find()
     if path is None:
-        raise UnsupportedError(f"{absent(LIBRARY)}, or use the engine reference")
+        raise UnsupportedError(absent(LIBRARY))
     return open_library(path, HEADER.functions, "blink_abi_version")
 
 

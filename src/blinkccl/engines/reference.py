@@ -86,7 +86,7 @@ def run(
     buffers = filled(program.collective, inputs, call.elements, call.dtype, in_place)
     values = Arithmetic.of(program.collective, call, scales)
     bound = bind(program, call.elements, values.dtype.itemsize, chunk_bytes)
-    check_roles(program, relays=True, switches=True)
+    check_roles(program, switches=True)
     machine = _Machine(bound, buffers, values, split=order != "program")
     with np.errstate(all="ignore"):  # An overflow to inf is a valid result.
         machine.go(order, deadline)

@@ -84,7 +84,7 @@ def test_any_size_of_chunks_is_accepted(chunk_bytes: int) -> None:
 def test_integer_scales_that_a_double_does_not_hold_are_refused() -> None:
     program, inputs = allreduce(), [np.ones(3, np.int64)] * 2
     run = partial(local_host.run, program, inputs, CollectiveCall.of(program.collective, "int64", 3, "premul_sum"))
-    with pytest.raises(UnsupportedError, match=f"integers up to 2.53 for the host engine, got {2**53 + 1}; use the"):
+    with pytest.raises(UnsupportedError, match=f"integers up to 2.53, which doubles hold exactly, got {2**53 + 1}; "):
         run(scales=[1, 2**53 + 1])
     assert [out is not None and out.tolist() for out in run(scales=[1, 2**60])] == [[2**60 + 1] * 3] * 2
 
@@ -280,9 +280,7 @@ def test_after_a_failure_calls_name_it_and_not_themselves(code: int, kind: type[
 
 def test_an_installation_without_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "find", lambda: None)
-    with pytest.raises(
-        UnsupportedError, match=r"lacks libblink_host.so, .* reinstall blink-ccl, or use the engine reference"
-    ):
+    with pytest.raises(UnsupportedError, match=r"lacks libblink_host.so, .* reinstall blink-ccl$"):
         native_library.load.__wrapped__()
 
 
@@ -290,10 +288,10 @@ def test_another_system_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(native_library, "find", lambda: None)
     on_linux = "this installation lacks libblink_host.so: it is built on Linux with the GNU C library, and this is"
     monkeypatch.setattr("os.confstr", refuse)
-    with pytest.raises(UnsupportedError, match=f"{on_linux} Linux with another C library, or use"):
+    with pytest.raises(UnsupportedError, match=f"{on_linux} Linux with another C library$"):
         native_library.load.__wrapped__()
     monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(UnsupportedError, match=f"{on_linux} darwin, or use the engine reference"):
+    with pytest.raises(UnsupportedError, match=f"{on_linux} darwin$"):
         native_library.load.__wrapped__()
     assert absent("libblink_packing.so").endswith("which is part of blink-ccl on darwin: reinstall blink-ccl")
 

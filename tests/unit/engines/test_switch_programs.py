@@ -48,10 +48,10 @@ def test_the_reference_engine_runs_it(name, op):
         assert difference(reference.run, program, count=count, dtype="float32", op=op, chunk_bytes=64) is None
 
 
-def test_no_other_engine_runs_it():
+def test_ranks_do_not_run_it():
     program, _ = switched()
-    for check in (lambda: check_roles(program, relays=True), lambda: HostPlan(program)):
-        with pytest.raises(UnsupportedError, match=r"reduces data at switches \[8\], which only engine reference can"):
+    for check in (lambda: check_roles(program), lambda: HostPlan(program)):
+        with pytest.raises(UnsupportedError, match=r"reduces data at switches \[8\], which ranks cannot run"):
             check()
 
 
