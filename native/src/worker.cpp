@@ -53,7 +53,7 @@ std::nullptr_t failed(blink_error& why, const ucx::Library& ucp, const char* ste
 std::shared_ptr<UcxContext> UcxContext::open(const char* file, const char* devices, blink_error& why) {
   char reason[sizeof why.text] = {};
   const ucx::Library* library = ucx::load(file, reason, sizeof reason);
-  if (library == nullptr) return refuse(why, BLINK_SYSTEM, "%s", reason);
+  if (library == nullptr) return refuse(why, BLINK_UNSUPPORTED, "%s", reason);
   return open(*library, devices, why);
 }
 

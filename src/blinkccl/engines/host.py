@@ -108,8 +108,8 @@ class Endpoint:
     def open_network(self, library: str, bell: int, devices: str = "") -> bytes:
         """Open the networks of this host with UCX's ``library``; return the address for peers on other hosts.
 
-        ``bell`` is an eventfd of this rank; ``devices`` are those of UCX_NET_DEVICES, or all. UnsupportedError with
-        UCX's reason where it cannot be used.
+        ``bell`` is an eventfd of this rank; ``devices`` are those of UCX_NET_DEVICES, or all. UnsupportedError if
+        the library is no UCX that serves, CommunicationError with UCX's reason if it has no such network.
         """
         return self._opened(self._library.blink_open_network, library.encode(), devices.encode() or None, bell)
 
@@ -121,7 +121,8 @@ class Endpoint:
         error, room = native.Error(), c.create_string_buffer(_ADDRESS_BYTES)
         nbytes = function(self.handle, *arguments, room, len(room), c.byref(error))
         if nbytes < 0:
-            raise UnsupportedError(error.text.decode(errors="replace"))
+            kind = UnsupportedError if error.code == native.UNSUPPORTED else CommunicationError
+            raise kind(error.text.decode(errors="replace"))
         return room.raw[:nbytes]
 
     def connect(self, rank: int, address: bytes, rail: int = 0) -> None:

@@ -101,6 +101,8 @@ class SpanningGroup(HostGroup):
             self._monitor.agree(b"", deadline)  # a failure of the others' first call does not end this rank's creation
         except BaseException as error:
             raised = error if isinstance(error, BlinkError) else CommunicationError(f"{type(error).__name__}: {error}")
+            if isinstance(error, PeerLostError):
+                raised = self._unreached(error)
             cause = self._monitor.settle(raised, tell=True)
             self.close()
             if cause is error:
@@ -162,9 +164,25 @@ class SpanningGroup(HostGroup):
         """This rank's address on each rail."""
         own, cables = self.hosts.host_of[self.rank], self.place.interfaces
         names = for_all(self.interfaces, own, cables.values())
-        rest = ",".join(map(devices, names))
-        addresses = {0: self._endpoint.open_network(ucx.find(), self._memory.bells[self.rank], rest)}
-        return addresses | {rail: self._endpoint.open_rail(rail, devices(cables[rail])) for rail in rails}
+        rest, library = ",".join(map(devices, names)), ucx.find()
+        try:
+            addresses = {0: self._endpoint.open_network(library, self._memory.bells[self.rank], rest)}
+            return addresses | {rail: self._endpoint.open_rail(rail, devices(cables[rail])) for rail in rails}
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}; {ucx.ANOTHER}") from error
+        except CommunicationError as error:
+            raise UnsupportedError(f"{error}; {ucx.networks_of(library)}") from error
+
+    def _unreached(self, error: PeerLostError) -> BlinkError:
+        """The cause of a connection that broke while the group was made: an ended rank, or one out of UCX's reach."""
+        cause = self._monitor.settle(error, tell=False)
+        if cause is not error:
+            return cause
+        own, other = (self.peers[rank].hostname for rank in (self.rank, error.rank))
+        return CommunicationError(
+            f"rank {self.rank} on {own} does not reach rank {error.rank} on {other}, which has not hung up; "
+            f"{ucx.networks_of(ucx.find())}"
+        )
 
     def _plans_on(self, hosts: Hosts) -> bool:
         """True if a part of the job has a plan on the job's topology; otherwise UCX selects its networks."""

@@ -25,6 +25,22 @@ _log = logging.getLogger(__name__)
 _PACKAGED = ("nixl*.libs/libucp*.so*", "libucx/lib/libucp.so.0", "*nixl*/**/libucp*.so*")
 
 
+#: The remedy for a library that is no UCX that serves.
+ANOTHER = f"name the libucp.so.0 of another UCX in {VARIABLE}, or unset it: pip install 'blink-ccl[hosts]' brings one"
+#: Variables that restrict UCX to some networks.
+_RESTRICTING = ("UCX_TLS", "UCX_NET_DEVICES")
+
+
+def networks_of(library: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The library with its user's settings, and the remedy if it does not have, or reach, a network."""
+    settings = " ".join(f"{name}={environ[name]}" for name in _RESTRICTING if environ.get(name))
+    used = f"{library} with {settings}" if settings else library
+    return (
+        f"UCX is {used}; its `ucx_info -d` lists networks for {' and '.join(_RESTRICTING)}: set or unset them on all "
+        f"ranks, or name a UCX with the network in {VARIABLE}"
+    )
+
+
 def find(environ: Mapping[str, str] = os.environ) -> str:
     """The library's file or name; LaunchError if ``BLINK_UCX_LIB`` is no file, UnsupportedError without UCX."""
     if environ.get("BLINK_NETWORK"):
