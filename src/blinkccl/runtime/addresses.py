@@ -9,7 +9,8 @@ from fcntl import ioctl
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from pathlib import Path
 
-_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+_SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFFLAGS = 0x8915, 0x891B, 0x8913
+_RUNNING = 1 << 6
 _IPV6 = Path("/proc/net/if_inet6")
 _GLOBAL_SCOPE = 0
 #: A reserved address, to which only the default route leads.
@@ -32,7 +33,7 @@ def is_own(host: str) -> bool:
 
 
 def own_interfaces(allowed: str = "") -> dict[str, str]:
-    """The interfaces of this host that have an address, without loopback; IPv4 if an interface has both.
+    """The interfaces of this host that have a carrier and an address, without loopback; IPv4 if one has both.
 
     ``allowed`` restricts them to the devices of a UCX_NET_DEVICES, if it names any.
     """
@@ -41,6 +42,9 @@ def own_interfaces(allowed: str = "") -> dict[str, str]:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
                 row = struct.pack("256s", name.encode()[:15])
+                if not struct.unpack_from("H", ioctl(probe.fileno(), _SIOCGIFFLAGS, row), 16)[0] & _RUNNING:
+                    addresses.pop(name, None)
+                    continue
                 address, mask = (
                     socket.inet_ntoa(ioctl(probe.fileno(), request, row)[20:24])
                     for request in (_SIOCGIFADDR, _SIOCGIFNETMASK)

@@ -19,13 +19,14 @@ import numpy as np
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import HostPlan
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import BlinkError, CommunicationError, UnsupportedError
 from blinkccl.runtime.group import Group
 from blinkccl.runtime.hosts import KIB, MEMORY_RATIO, Hosts, Place
 from blinkccl.runtime.rails import Network, networks, rails_of
 from blinkccl.runtime.spanning_group import SpanningGroup, open_part
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.fabric import cables_of
 from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.shapes import forest_on
@@ -33,6 +34,8 @@ from blinkccl.trees.forest.model import Share, Tree
 
 #: Bytes of test messages and their chunks, and repetitions, of which the fastest counts.
 BYTES, CHUNK, TIMES = (64 * KIB, 1024 * KIB), 256 * KIB, 4
+#: Seconds until a test message that has not arrived ends the measurement.
+LATE_S = 10.0
 #: Seconds of a test message; a network on which the smaller one takes as long gets no larger one.
 ENOUGH_S = 0.005
 #: Rates count as equal if the slower one has this part of the faster one; noise is below that.
@@ -99,6 +102,17 @@ def topology_of(hosts: Hosts, names: Sequence[str], over: Sequence[Network], rat
     return box.finish()
 
 
+def place_on(topology: Topology, hosts: Hosts, rank: int) -> Place:
+    """The place of a rank on :func:`topology_of` these hosts, whose ports have the names of their interfaces."""
+    rails = {
+        rail: topology.vertex[end].name.rpartition("/")[2]
+        for rail, cable in enumerate(cables_of(topology), 1)
+        for end in (cable.src, cable.dst)
+        if topology.vertex[end].server == hosts.host_of[rank]
+    }
+    return Place(topology, topology.ranks, rails)
+
+
 def _levels(over: Sequence[Network], rates: Rates) -> dict[tuple[str, int, str], Fraction]:
     """GB/s of each host's interface to a network, in and out: the fastest of its messages there, as a level."""
     best: dict[tuple[str, int, str], float] = {}
@@ -127,8 +141,13 @@ def measured(group: Group) -> Group:
     """``group`` on the topology that its ranks measure now, if it spans hosts; it is closed then. All ranks call it."""
     if not isinstance(group, SpanningGroup):
         return group
-    topology = probe(group)
-    part = open_part(group, range(group.size), f"{group.prefix}/measured", Place(topology))
+    try:
+        topology = probe(group)
+    except BlinkError:
+        group.close()
+        raise
+    place = place_on(topology, group.hosts, group.rank)
+    part = open_part(group, range(group.size), f"{group.prefix}/measured", place)
     group.close()
     return part
 
@@ -137,7 +156,7 @@ def probe(group: Group, report: Callable[[int, int], None] = lambda done, total:
     """Measure the networks between the hosts of ``group``; all ranks call it, and all get the same topology.
 
     ``report`` is called with the number of messages done and of all messages. UnsupportedError if all ranks are on one
-    host, or if a host shares no subnet with another one.
+    host, or if a host shares no subnet with another one; TopologyError if a network carries no message.
     """
     if not isinstance(group, SpanningGroup):
         raise UnsupportedError("all ranks are on one host, which has no network to measure: start ranks on every host")
@@ -145,11 +164,11 @@ def probe(group: Group, report: Callable[[int, int], None] = lambda done, total:
     names = [group.peers[members[0]].hostname.partition(".")[0] for members in hosts.members]
     if len({*names}) < len(names):
         names = [f"{name}-{host}" for host, name in enumerate(names)]
-    bare = Place(topology_of(hosts, names, over, {}))
-    part = open_part(group, range(group.size), f"{group.prefix}/probe", bare)
+    bare = place_on(topology_of(hosts, names, over, {}), hosts, group.rank)
+    part = open_part(group, range(group.size), f"{group.prefix}/probe", bare, min(group.timeout_s, LATE_S))
     assert isinstance(part, SpanningGroup), "it has the same ranks"
     try:
-        rates = _rates(part, over, report)
+        rates = _rates(part, over, names, report)
     finally:
         part.close()
     fast = kept(over, rates, len(names))
@@ -165,7 +184,7 @@ def kept(over: Sequence[Network], rates: Rates, hosts: int) -> Sequence[Network]
 
 
 def _rates(
-    group: SpanningGroup, over: Sequence[Network], report: Callable[[int, int], None]
+    group: SpanningGroup, over: Sequence[Network], names: Sequence[str], report: Callable[[int, int], None]
 ) -> dict[tuple[str, int, int], float]:
     """GB/s of every message between two hosts of a network; ``group`` is on :func:`topology_of` these networks."""
     first = [members[0] for members in group.hosts.members]
@@ -173,7 +192,15 @@ def _rates(
     rates: dict[tuple[str, int, int], float] = {}
     for number, (network, src, dst) in enumerate(messages):
         report(number, len(messages))
-        rates[network.subnet, src, dst] = _rate(group, network, first[src], first[dst])
+        try:
+            rates[network.subnet, src, dst] = _rate(group, network, first[src], first[dst])
+        except CommunicationError as error:
+            ends = " to ".join(f"{names[host]} ({network.ends[host]})" for host in (src, dst))
+            raise group.ended_by(
+                error,
+                f"{network.subnet} carries no message from {ends} within {group.timeout_s:g} s: repair it, or leave it "
+                "out, by UCX_NET_DEVICES with the other interfaces, on all ranks",
+            ) from error
     report(len(messages), len(messages))
     return rates
 
@@ -189,7 +216,7 @@ def _rate(group: SpanningGroup, network: Network, src: int, dst: int) -> float:
     for nbytes in BYTES:
         if seconds < ENOUGH_S:
             sent, seconds = nbytes, _seconds(group, plan, nbytes, dst)
-    return sent / max(1e-9, seconds - empty_s) / 1e9
+    return sent / max(seconds / 4, seconds - empty_s) / 1e9  # on a busy machine the empty one may take longer
 
 
 def _seconds(group: SpanningGroup, plan: HostPlan, nbytes: int, dst: int) -> float:

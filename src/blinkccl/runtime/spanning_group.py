@@ -364,6 +364,13 @@ class SpanningGroup(HostGroup):
 
     def _leave(self) -> None:
         self._monitor.close()
+    def ended_by(self, error: CommunicationError, fault: str) -> BlinkError:
+        """End the group with ``fault`` for all ranks, which are in the same call; an ended rank is the better cause."""
+        if isinstance(self._monitor.cause, PeerLostError):
+            return error
+        self.abort(fault)
+        return TopologyError(fault)
+
         if self._made:
             super()._leave()
 
@@ -455,14 +462,16 @@ def open_part(
 ) -> Group:
     """The group of ``members`` of ``group``; all its ranks call :meth:`Group.exchange` then.
 
-    ``place``: its topology, if it is not that of ``group``.
+    ``place``: its topology, if it is not that of ``group``. ``seconds``: its timeout, in the same way.
     """
     hosts = {group.peers[rank].host for rank in members}
     addresses = own_addresses(group.host) if group.host is not None and len(hosts) > 1 else []
-    deadline, look = time.monotonic() + group.timeout_s, group.watch(members)
+    seconds = group.timeout_s if seconds is None else seconds
+    deadline, look = time.monotonic() + seconds, group.watch(members)
     met = part(group.exchange, members, group.rank, deadline, look, group.deterministic, addresses)
-    return _group_of(met, members.index(group.rank), prefix, group.timeout_s, place or group.place.part(members), look)
+    return _group_of(met, members.index(group.rank), prefix, seconds, place or group.place.part(members), look)
 
+    seconds: float | None = None,
 
 def _group_of(
     bootstrap: Bootstrap, rank: int, prefix: str, seconds: float, place: Place, look: Callable[[], None] | None

@@ -10,7 +10,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.hosts import Hosts
 from blinkccl.runtime.plans import planned_anew
-from blinkccl.runtime.probe import LEVELS, Rates, kept, topology_of, used
+from blinkccl.runtime.probe import LEVELS, Rates, kept, place_on, topology_of, used
 from blinkccl.runtime.rails import Network, for_all, rails_of
 from blinkccl.topology.fabric import cables_of
 from blinkccl.trees.algorithms.registry import algorithm
@@ -74,6 +74,14 @@ def test_a_measured_topology_uses_both_networks_and_stores_between_cables() -> N
     for name in ("allreduce", "allgather"):
         program = planned_anew(topology, Collective(name, 4), topology.ranks, "optimal")
         assert {0, 1} <= {*rails_of(program, topology)}
+
+
+def test_a_cable_that_is_left_out_is_no_rail() -> None:
+    two = [{**host, "eth2": f"10.2.0.{number}/30"} for number, host in enumerate(HOSTS[:2], 1)]
+    hosts, over = Hosts.of("ab"), used(two)
+    slow = rates(over, {("10.1.0.0/30", 0): 0.1})
+    topology = topology_of(hosts, NAMES, kept(over, slow, 2), slow)
+    assert [place_on(topology, hosts, rank).interfaces for rank in range(2)] == [{1: "eth0", 2: "eth2"}] * 2
 
 
 def test_a_slow_interface_gets_a_rate_of_its_own_and_noise_none() -> None:
