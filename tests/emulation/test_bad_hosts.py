@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -25,8 +27,11 @@ from job import Start, tell, wait_for
 from rank_processes import RankProcess, outcomes
 
 import blinkccl
+from blinkccl.codegen.host_compiler import host_compiler
+from blinkccl.engines import native_library
 from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, PeerLostError, PlanMismatchError
-from blinkccl.runtime import peer_info
+from blinkccl.runtime import peer_info, probe
+from blinkccl.runtime.addresses import own_interfaces
 from blinkccl.runtime.bootstrap import part
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.store import JobPort
@@ -94,6 +99,85 @@ def test_two_hosts_of_one_identity_are_named_on_all(hosts: list[str]) -> None:
         assert "give each host a different BLINK_HOSTID" in text, text
 
 
+# ---- the wrong library, network or topology
+
+#: A library with the version of a UCX that is too old.
+OLD = 'extern "C" void ucp_get_version(unsigned *a, unsigned *b, unsigned *c) { *a = 1, *b = 8, *c = 2; }'
+
+
+def errors_with(hosts: Sequence[str], environ: dict[str, str]) -> set[str]:
+    """Return the texts of the errors of four ranks, of which the last has these variables."""
+    store = {"BLINK_STORE": f"tcp://{several_hosts.address(0)}:{PORT}"}
+    ranks = [
+        RankProcess(once, host, rank, store | (environ if rank == 3 else {})) for rank, host in enumerate(four(hosts))
+    ]
+    return {str(outcome.error) for outcome in outcomes(ranks)}
+
+
+NO_UCX = {"BLINK_UCX_LIB": str(native_library.find())}
+
+
+@pytest.mark.parametrize(
+    ("environ", "fault", "remedy"),
+    [
+        (NO_UCX, "is no UCX: it has no function ucp_get_version", "pip install 'blink-ccl"),
+        ({"UCX_TLS": "rc"}, "rank 3 on .*: UCX cannot use a network of this host: .*with UCX_TLS=rc", "ucx_info -d"),
+        ({"UCX_TLS": "posix"}, r"does not reach rank \d on .*, which has not hung up", "UCX_NET_DEVICES"),
+        ({"BLINK_TOPO": "dgx-9"}, "unknown topology 'dgx-9'", "blink topo --list"),
+        ({"BLINK_TOPO": "2x dgx-a100"}, "rank 0 on .* has none and rank 3 on .* has 2x dgx-a100", "all ranks the same"),
+        ({"BLINK_TOPO": "measure"}, "rank 0 on .* has none and rank 3 on .* has its measured", "all ranks the same"),
+    ],
+)
+def test_bad_input_of_one_rank_is_an_error_on_all(
+    hosts: list[str], environ: dict[str, str], fault: str, remedy: str
+) -> None:
+    for text in errors_with(hosts, environ):
+        assert re.search(fault, text), text
+        assert remedy in text, text
+
+
+def test_a_ucx_that_is_too_old_is_named_on_all(hosts: list[str], tmp_path: Path) -> None:
+    (tmp_path / "old.cpp").write_text(OLD)
+    library = str(tmp_path / "libucp.so.0")
+    compiler = shlex.split(host_compiler().command)
+    subprocess.run([*compiler, "-shared", "-fPIC", "-o", library, tmp_path / "old.cpp"], check=True, timeout=60)
+    (text,) = errors_with(hosts, {"BLINK_UCX_LIB": library})
+    assert f"{library} is UCX 1.8.2; expected 1.13 or newer, below 2.0; name the libucp.so.0 of another" in text
+
+
+def add_cable(hosts: Sequence[str]) -> None:
+    several_hosts.run(*f"ip link add cable netns {hosts[0]} type veth peer name cable netns {hosts[1]}".split())
+    for place, host in enumerate(hosts, 1):
+        several_hosts.run(*f"ip -n {host} addr add 10.76.6.{place}/24 dev cable".split())
+        several_hosts.run(*f"ip -n {host} link set cable up".split())
+
+
+def measures(host: str, rank: int, store: str) -> float:
+    with patch.object(probe, "LATE_S", 2.0):
+        return once(host, rank, {"BLINK_STORE": store, "BLINK_TOPO": "measure"})
+
+
+def test_a_cable_that_carries_nothing_is_named_on_all(hosts: list[str]) -> None:
+    add_cable(hosts)
+    lost = "10.76.6.1 lladdr 02:00:00:00:00:99 dev cable"
+    several_hosts.run("ip", "-n", hosts[1], "neigh", "replace", *lost.split())
+    store = f"tcp://{several_hosts.address(0)}:{PORT}"
+    for outcome in outcomes([RankProcess(measures, host, rank, store) for rank, host in enumerate(four(hosts))]):
+        assert "10.76.6.0/24 carries no message from " in str(outcome.error), outcome
+
+
+def interfaces_of(host: str) -> dict[str, str]:
+    several_hosts.enter(host)
+    return own_interfaces()
+
+
+def test_an_interface_without_a_carrier_is_left_out(hosts: list[str]) -> None:
+    add_cable(hosts)
+    several_hosts.run("ip", "-n", hosts[1], "link", "set", "cable", "down")
+    ended = outcomes([RankProcess(interfaces_of, host) for host in hosts])
+    assert [[*outcome.value] for outcome in ended] == [["nic"]] * 2
+
+
 # ---- networks that fail
 
 
@@ -106,7 +190,7 @@ def works(comm: Communicator, elements: int) -> float:
             comm.allreduce(array, deadline_s=DEADLINE_S)
     except DeadlineError as error:
         late = str(error)
-    silent = "rank 0 gets no answer from ranks 2, 3" if comm.rank < 2 else "rank 0 has not confirmed that all ranks"
+    silent = "rank 0 gets no answer from ranks 2, 3" if comm.rank < 2 else "has not confirmed that all ranks"
     assert silent in late, late
     return time.monotonic()
 

@@ -206,13 +206,13 @@ class Bootstrap:
             return RendezvousTimeout(
                 late, set(range(self._size)) - late, f"{text}; start them, or look at their output"
             )
+        known = self.peers[reason.rank] if 0 <= reason.rank < len(self.peers) else None
         if reason.status == _LOST:
             # From another PID namespace the socket has no process number, but the rank has sent its own.
-            known = self.peers[reason.rank].pid if 0 <= reason.rank < len(self.peers) else None
-            return PeerLostError(reason.rank, text, reason.pid or known)
+            return PeerLostError(reason.rank, text, reason.pid or (known and known.pid))
         if reason.status == _MISMATCH:
             return PlanMismatchError(text)
-        return CommunicationError(f"rank {reason.rank} (process {reason.pid}) {self._failing}: {text}")
+        return CommunicationError(f"rank {reason.rank} ({known or f'process {reason.pid}'}) {self._failing}: {text}")
 
 
 def join(store: Store, prefix: str, rank: int, size: int, deadline: float, deterministic: str = "") -> Bootstrap:

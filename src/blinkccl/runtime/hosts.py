@@ -59,22 +59,27 @@ class Place:
     """A job's topology, if it is stated; a group's vertices by rank, () if host h is server h; and this host's rails.
 
     ``interfaces``: the interface of each rail of this host. ``measure``: the topology is still to be measured.
+    ``problem``: the statement cannot be read; the other ranks get this too when all have met.
     """
 
     topology: Topology | None = None
     vertices: tuple[int, ...] = ()
     interfaces: Mapping[int, str] = field(default_factory=dict)
     measure: bool = False
+    problem: TopologyError | None = None
 
     @classmethod
     def stated(cls, topo: str | Topology | None, environ: Mapping[str, str] = os.environ) -> Place:
-        """The topology ``topo``: a SPEC, or "measure"; None: that of BLINK_TOPO, or none. TopologyError, UsageError."""
+        """The topology ``topo``: a SPEC, or "measure"; None: that of BLINK_TOPO, or none. UsageError for a number."""
         spec = environ.get(VARIABLE) or None if topo is None else topo
         if spec is not None and not isinstance(spec, str | Topology):
             raise UsageError(f"topo: expected a SPEC, a Topo or a Topology, got {type(spec).__name__}")
         if spec == MEASURE:
             return cls(measure=True)
-        return cls(parse_spec(spec) if isinstance(spec, str) else spec)
+        try:
+            return cls(parse_spec(spec) if isinstance(spec, str) else spec)
+        except TopologyError as error:
+            return cls(problem=error)
 
     def part(self, ranks: Sequence[int]) -> Place:
         """The place of a group of these ranks."""

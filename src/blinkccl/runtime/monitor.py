@@ -24,6 +24,7 @@ from blinkccl.errors import (
     RendezvousTimeout,
 )
 from blinkccl.runtime.bootstrap import Bootstrap
+from blinkccl.runtime.peer_info import PeerInfo
 
 #: Seconds between two rounds.
 INTERVAL_S = 0.2
@@ -47,6 +48,11 @@ class Word(msgspec.Struct, frozen=True):
 
 
 _WORDS = msgspec.msgpack.Decoder(Word)
+
+
+def lost(peer: PeerInfo, when: str = "") -> PeerLostError:
+    """The error for a rank whose connection has broken."""
+    return PeerLostError(peer.rank, f"its process ended, or its host {peer.hostname} is gone{when}", peer.pid)
 
 
 class Monitor:
@@ -146,8 +152,7 @@ class Monitor:
             cause = first if isinstance(first, BlinkError) and first is not report else error
             late = str(cause).partition(_LATE)[2]
             if isinstance(cause, PeerLostError):
-                pid = self._bootstrap.peers[cause.rank].pid
-                cause = PeerLostError(cause.rank, "its process ended, or its host is gone", pid)
+                cause = lost(self._bootstrap.peers[cause.rank])
             self.cause = DeadlineError(late) if late else cause
             self._on_failure(self.cause)
         finally:

@@ -43,8 +43,8 @@ from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.host_group import HostGroup, share_memory
 from blinkccl.runtime.host_table import Crossing
-from blinkccl.runtime.hosts import NOWHERE, Cost, Hosts, Place, busiest_part, selected
-from blinkccl.runtime.monitor import VERDICT_S, Monitor
+from blinkccl.runtime.hosts import MEASURE, NOWHERE, VARIABLE, Cost, Hosts, Place, busiest_part, selected
+from blinkccl.runtime.monitor import VERDICT_S, Monitor, lost
 from blinkccl.runtime.peer_info import same_host
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.rails import devices, for_all, interfaces_of_rails, rails_from
@@ -141,10 +141,16 @@ class SpanningGroup(HostGroup):
         mine = _Word(interfaces=own_interfaces(os.environ.get("UCX_NET_DEVICES", "")))
         if topology is not None:
             mine.topology, mine.name = topology_hash(topology), topology.name
+        elif place.measure:
+            mine.topology, mine.name = MEASURE, "its measured links"
         words = self._exchanged(lambda: mine, deadline)
         if len({word.topology for word in words}) > 1:
-            each = ", ".join(f"rank {rank} has {word.name or 'none'}" for rank, word in enumerate(words))
-            raise TopologyError(f"the ranks plan on different topologies, where all need the same: {each}")
+            other = next(rank for rank, word in enumerate(words) if word.topology != words[0].topology)
+            each = [f"rank {rank} on {self.peers[rank].hostname} has {_named(words[rank])}" for rank in (0, other)]
+            raise TopologyError(
+                f"the ranks state different topologies: {' and '.join(each)}; give all ranks the same, in {VARIABLE} "
+                "or blinkccl.init(topo=…)"
+            )
         first = [ranks[0] for ranks in self.hosts.members]
         names = [self.peers[rank].hostname for rank in first]
         self.interfaces = [words[rank].interfaces for rank in first]
@@ -280,7 +286,8 @@ class SpanningGroup(HostGroup):
         if isinstance(error, DeadlineError) and not self._monitor.left:
             late = f"{where}: rank {self.rank} waited past the deadline of {seconds:g} s; "
             if silent_s := self._monitor.silent_s():
-                late = f"{error}; for {silent_s:.1f} s, rank 0 has not confirmed that all ranks answer"
+                first = f"rank 0 on {self.peers[0].hostname}"
+                late = f"{error}; for {silent_s:.1f} s, {first} has not confirmed that all ranks answer"
             elif behind := self._monitor.behind():
                 late += f"{ranks_text(behind)} had not come to it"
             else:
@@ -290,8 +297,7 @@ class SpanningGroup(HostGroup):
         if self._monitor.left and self._monitor.cause is None:
             return self._cause_after_leaving(error, where)
         if isinstance(cause, PeerLostError):
-            pid = self.peers[cause.rank].pid
-            return PeerLostError(cause.rank, f"its process ended, or its host is gone, during {where}", pid)
+            return lost(self.peers[cause.rank], f", during {where}")
         return cause
 
     def _cause_after_leaving(self, error: CommunicationError, where: str) -> BlinkError:
@@ -305,8 +311,8 @@ class SpanningGroup(HostGroup):
         while self._look is not None and broken not in left and time.monotonic() < until:
             try:
                 self._look()
-            except PeerLostError as lost:
-                return PeerLostError(lost.rank, f"{lost.message}, during {where}", lost.pid)
+            except PeerLostError as ended:
+                return PeerLostError(ended.rank, f"{ended.message}, during {where}", ended.pid)
             except CommunicationError as cause:
                 return cause
             time.sleep(_LOOK_S)
@@ -358,12 +364,6 @@ class SpanningGroup(HostGroup):
             self._check_open()
             self._monitor.settle(CommunicationError(why), tell=True)
 
-    def _stop(self) -> None:
-        if self._made:
-            super()._stop()
-
-    def _leave(self) -> None:
-        self._monitor.close()
     def ended_by(self, error: CommunicationError, fault: str) -> BlinkError:
         """End the group with ``fault`` for all ranks, which are in the same call; an ended rank is the better cause."""
         if isinstance(self._monitor.cause, PeerLostError):
@@ -371,6 +371,12 @@ class SpanningGroup(HostGroup):
         self.abort(fault)
         return TopologyError(fault)
 
+    def _stop(self) -> None:
+        if self._made:
+            super()._stop()
+
+    def _leave(self) -> None:
+        self._monitor.close()
         if self._made:
             super()._leave()
 
@@ -396,6 +402,10 @@ class _Word(msgspec.Struct):
     @classmethod
     def decode(cls, data: bytes) -> _Word:
         return msgspec.msgpack.decode(data, type=cls)
+
+
+def _named(word: _Word) -> str:
+    return f"{word.name} ({word.topology[:8]})" if word.topology else "none"
 
 
 class _WatchedCall:
@@ -440,7 +450,8 @@ def open_group(
     """The group of ranks that meet in ``store``, on one host or on several.
 
     ``prefix`` distinguishes groups in one store. ``deadline_s`` (None: BLINK_TIMEOUT) is the timeout for all ranks to
-    connect, and for later calls without their own. Errors as :func:`blinkccl.runtime.bootstrap.join`.
+    connect, and for later calls without their own. Errors as :func:`blinkccl.runtime.bootstrap.join`, and that of
+    ``place``.
 
     Ranks of several hosts plan on the topology of ``place``; ranks of one host share memory and need none.
     """
@@ -459,6 +470,7 @@ def open_part(
     members: Sequence[int],
     prefix: str,
     place: Place | None = None,
+    seconds: float | None = None,
 ) -> Group:
     """The group of ``members`` of ``group``; all its ranks call :meth:`Group.exchange` then.
 
@@ -471,11 +483,13 @@ def open_part(
     met = part(group.exchange, members, group.rank, deadline, look, group.deterministic, addresses)
     return _group_of(met, members.index(group.rank), prefix, seconds, place or group.place.part(members), look)
 
-    seconds: float | None = None,
 
 def _group_of(
     bootstrap: Bootstrap, rank: int, prefix: str, seconds: float, place: Place, look: Callable[[], None] | None
 ) -> Group:
+    if place.problem is not None:
+        with bootstrap:
+            raise place.problem
     if not same_host(bootstrap.peers):
         return SpanningGroup(bootstrap, rank, prefix=prefix, deadline_s=seconds, place=place, look=look)
     if bootstrap.host is not None:
