@@ -30,7 +30,7 @@ import blinkccl
 from blinkccl.codegen.host_compiler import host_compiler
 from blinkccl.engines import native_library
 from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, PeerLostError, PlanMismatchError
-from blinkccl.runtime import peer_info, probe
+from blinkccl.runtime import peer_info
 from blinkccl.runtime.addresses import own_interfaces
 from blinkccl.runtime.bootstrap import part
 from blinkccl.runtime.communicator import Communicator
@@ -152,20 +152,6 @@ def add_cable(hosts: Sequence[str]) -> None:
         several_hosts.run(*f"ip -n {host} link set cable up".split())
 
 
-def measures(host: str, rank: int, store: str) -> float:
-    with patch.object(probe, "LATE_S", 2.0):
-        return once(host, rank, {"BLINK_STORE": store, "BLINK_TOPO": "measure"})
-
-
-def test_a_cable_that_carries_nothing_is_named_on_all(hosts: list[str]) -> None:
-    add_cable(hosts)
-    lost = "10.76.6.1 lladdr 02:00:00:00:00:99 dev cable"
-    several_hosts.run("ip", "-n", hosts[1], "neigh", "replace", *lost.split())
-    store = f"tcp://{several_hosts.address(0)}:{PORT}"
-    for outcome in outcomes([RankProcess(measures, host, rank, store) for rank, host in enumerate(four(hosts))]):
-        assert "10.76.6.0/24 carries no message from " in str(outcome.error), outcome
-
-
 def interfaces_of(host: str) -> dict[str, str]:
     several_hosts.enter(host)
     return own_interfaces()
@@ -174,8 +160,8 @@ def interfaces_of(host: str) -> dict[str, str]:
 def test_an_interface_without_a_carrier_is_left_out(hosts: list[str]) -> None:
     add_cable(hosts)
     several_hosts.run("ip", "-n", hosts[1], "link", "set", "cable", "down")
-    ended = outcomes([RankProcess(interfaces_of, host) for host in hosts])
-    assert [[*outcome.value] for outcome in ended] == [["nic"]] * 2
+    (ended,) = outcomes([RankProcess(interfaces_of, hosts[1])])
+    assert [*ended.value] == ["nic"]
 
 
 # ---- networks that fail

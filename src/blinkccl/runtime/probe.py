@@ -19,7 +19,7 @@ import numpy as np
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import HostPlan
-from blinkccl.errors import BlinkError, CommunicationError, UnsupportedError
+from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, TopologyError, UnsupportedError
 from blinkccl.runtime.group import Group
 from blinkccl.runtime.hosts import KIB, MEMORY_RATIO, Hosts, Place
 from blinkccl.runtime.rails import Network, networks, rails_of
@@ -165,7 +165,11 @@ def probe(group: Group, report: Callable[[int, int], None] = lambda done, total:
     if len({*names}) < len(names):
         names = [f"{name}-{host}" for host, name in enumerate(names)]
     bare = place_on(topology_of(hosts, names, over, {}), hosts, group.rank)
-    part = open_part(group, range(group.size), f"{group.prefix}/probe", bare, min(group.timeout_s, LATE_S))
+    late_s = min(group.timeout_s, LATE_S)
+    try:
+        part = open_part(group, range(group.size), f"{group.prefix}/probe", bare, late_s)
+    except DeadlineError as error:
+        raise TopologyError(_dead(f"one of {', '.join(one.subnet for one in over)}", late_s)) from error
     assert isinstance(part, SpanningGroup), "it has the same ranks"
     try:
         rates = _rates(part, over, names, report)
@@ -196,13 +200,16 @@ def _rates(
             rates[network.subnet, src, dst] = _rate(group, network, first[src], first[dst])
         except CommunicationError as error:
             ends = " to ".join(f"{names[host]} ({network.ends[host]})" for host in (src, dst))
-            raise group.ended_by(
-                error,
-                f"{network.subnet} carries no message from {ends} within {group.timeout_s:g} s: repair it, or leave it "
-                "out, by UCX_NET_DEVICES with the other interfaces, on all ranks",
-            ) from error
+            raise group.ended_by(error, _dead(f"{network.subnet} from {ends}", group.timeout_s)) from error
     report(len(messages), len(messages))
     return rates
+
+
+def _dead(network: str, seconds: float) -> str:
+    return (
+        f"a network carries no message within {seconds:g} s: {network}; repair it, or leave it out: name the other "
+        "interfaces in UCX_NET_DEVICES on all ranks"
+    )
 
 
 def _rate(group: SpanningGroup, network: Network, src: int, dst: int) -> float:
