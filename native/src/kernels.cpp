@@ -1,6 +1,7 @@
 // Selection of the kernels for this CPU, and one pass over memory from a kernel's pieces.
 #include "kernels.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,15 +23,13 @@ constexpr int kMostAtOnce = 4;
 char* at(void* memory, std::size_t offset) { return static_cast<char*>(memory) + offset; }
 const char* at(const void* memory, std::size_t offset) { return static_cast<const char*>(memory) + offset; }
 
-std::size_t lesser(std::size_t a, std::size_t b) { return a < b ? a : b; }
-
 void copy_in_blocks(void* const* dst, int ndst, const void* src, std::size_t bytes) {
   if (ndst == 1) {
     copy_bytes(dst[0], src, bytes);
     return;
   }
   for (std::size_t offset = 0; offset < bytes; offset += kBlockBytes) {
-    const std::size_t size = lesser(kBlockBytes, bytes - offset);
+    const std::size_t size = std::min(kBlockBytes, bytes - offset);
     for (int d = 0; d < ndst; ++d) {
       if (dst[d] != src) std::memcpy(at(dst[d], offset), at(src, offset), size);
     }
@@ -60,13 +59,16 @@ void combine_block(const Pieces& pieces, void* dst, const void* const* src, int 
 
 #if defined(BLINK_X86_LEVELS)
 
-// Without __builtin_cpu_supports, as older compilers do not know the name.
-bool has_f16c() {
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+// The number of levels beyond the first that CPU and system serve. zig's __builtin_cpu_supports is always false.
+int levels_beyond_base() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kNeeded = bit_OSXSAVE | bit_F16C;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kNeeded) != kNeeded) return 0;
+  unsigned saved = 0;  // by the system: bits 1 and 2 the registers of AVX, 5 to 7 those of AVX-512
+  __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (b & bit_AVX2) == 0 || (saved & 0x06) != 0x06) return 0;
+  constexpr unsigned kWide = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+  return (b & kWide) == kWide && (saved & 0xe6) == 0xe6 ? 2 : 1;
 }
 
 constexpr int kMostLevels = 3;
@@ -80,13 +82,9 @@ struct Levels {
 
   Levels() {
 #if defined(BLINK_X86_LEVELS)
-    level[count++] = {"base", base::find};
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !has_f16c()) return;
-    level[count++] = {"avx2", avx2::find};
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")) return;
-    if (!__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) return;
-    level[count++] = {"avx512", avx512::find};
+    const Level all[] = {{"base", base::find}, {"avx2", avx2::find}, {"avx512", avx512::find}};
+    count = 1 + levels_beyond_base();
+    std::copy_n(all, count, level);
 #elif defined(__aarch64__)
     level[count++] = {"neon", base::find};
 #else
@@ -105,6 +103,7 @@ int allowed(const Levels& all) {
   static const char* const names[] = {"base", "avx2", "avx512"};
   const char* const wanted = std::getenv("BLINK_ISA");
   if (wanted == nullptr || *wanted == '\0') return all.count;
+  if (std::strcmp(wanted, all.level[0].name) == 0) return 1;  // neon has no place in the list
   for (int n = 0; n < 3; ++n) {
     if (std::strcmp(wanted, names[n]) == 0) return n < all.count ? n + 1 : all.count;
   }
@@ -153,7 +152,7 @@ void combine_in_blocks(const Pieces& pieces, void* const* dst, int ndst, const v
   }
   const std::size_t block = kBlockBytes / pieces.accumulator_size;
   for (std::size_t first = 0; first < count; first += block) {
-    const std::size_t size = lesser(block, count - first);
+    const std::size_t size = std::min(block, count - first);
     const std::size_t offset = first * pieces.itemsize;
     if (direct) {
       const void* from[kMostAtOnce];

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,6 +210,20 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
     levels = ["neon"] if best == "neon" else ["base", "avx2", "avx512"]
     for level in levels[: levels.index(best) + 1]:
         assert run_capped(level) == (level, digest, "")
+
+
+def test_the_widest_instruction_set_of_this_cpu_is_taken() -> None:
+    """By the system's list: a compiler's library may not know what the CPU has."""
+    best, _, _ = run_capped("")
+    if best == "neon":
+        pytest.skip("needs an x86-64 CPU, which has several")
+    row = next(row for row in Path("/proc/cpuinfo").read_text().splitlines() if row.startswith("flags"))
+    needed = {
+        "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "f16c"},
+        "avx2": {"avx2", "f16c"},
+        "base": set(),
+    }
+    assert best == next(name for name, flags in needed.items() if flags <= {*row.split()})
 
 
 def test_a_misspelt_instruction_set_is_ignored_with_a_warning() -> None:
