@@ -21,7 +21,7 @@ COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v cl
 export PYTHONDONTWRITEBYTECODE :=
 SAY_ZIG := $(if $(COMPILER),,echo "No C++ compiler on PATH: PyPI's ziglang (90 MB) compiles the native libraries, in some minutes.")
 
-.PHONY: run test test-more test-all lint types layers collect unit native native-test bench claims docs debian gpu gpu-bundle clean
+.PHONY: run test test-more test-all lint types layers collect unit native native-test bench claims docs wheels debian gpu gpu-bundle clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -80,6 +80,12 @@ claims: $(VENV)/.installed
 docs: $(VENV)/.installed $(VENV)/.docs
 	$(BIN)/sphinx-build -W -q -E -a -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html"
+
+# Wheels for users without a compiler, for any Linux with glibc 2.28 or newer on x86-64 and AArch64: PyPI's ziglang compiles.
+DIST ?= dist
+wheels: | $(VENV)/bin/python
+	@for machine in x86_64 aarch64; do \
+	  BLINK_MANYLINUX=$$machine $(PIP) wheel --no-deps --wheel-dir $(DIST) . || exit; done; ls -l $(DIST)
 
 # On a machine with an NVIDIA GPU: writes benchmarks/gpu-quick.md and gpu.md. The program ends with 3 where there is none.
 gpu: $(VENV)/.installed

@@ -3,6 +3,9 @@
 The compiler is the one in CXX, or c++, g++ or clang++ on PATH. Without any, pip downloads ziglang for the build, as it
 downloads cmake and ninja, and its clang compiles everything for this machine's C library. So the native libraries are
 always built, and a failed build is an error.
+
+BLINK_MANYLINUX (x86_64 or aarch64; `make wheels` sets it) names the machines of a wheel for others. Then ziglang
+compiles for glibc 2.28, and the wheel has the tag of such machines.
 """
 
 from __future__ import annotations
@@ -20,18 +23,6 @@ from typing import Any
 from unittest.mock import patch
 
 from scikit_build_core import build as scikit
-from scikit_build_core.build import build_sdist, get_requires_for_build_sdist
-
-__all__ = [
-    "build_editable",
-    "build_sdist",
-    "build_wheel",
-    "get_requires_for_build_editable",
-    "get_requires_for_build_sdist",
-    "get_requires_for_build_wheel",
-    "prepare_metadata_for_build_editable",
-    "prepare_metadata_for_build_wheel",
-]
 
 ZIGLANG = "ziglang==0.17.1"
 #: Without this CPU's own instructions and zig's checks for unoptimized code, as other compilers do.
@@ -41,7 +32,9 @@ KEPT = Path("build", "zig")
 
 
 def needs_zig() -> bool:
-    """True if there is no C++ compiler. Without a ziglang wheel for the platform pip reports an error."""
+    """True if there is no C++ compiler, or for other machines. Without a ziglang wheel for this one pip reports it."""
+    if os.environ.get("BLINK_MANYLINUX"):
+        return True
     return not os.environ.get("CXX") and not any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
@@ -54,8 +47,8 @@ def _compiler(kept: Path | None) -> Iterator[None]:
     spec = find_spec("ziglang")
     if spec is None or spec.origin is None:
         sys.exit(
-            f"No C++ compiler: none of c++, g++ and clang++ is on PATH (Debian: apt install g++), and {ZIGLANG}, which "
-            "pip would fetch instead, is not here."
+            f"No C++ compiler: none of c++, g++ and clang++ is on PATH (Debian: apt install g++), or BLINK_MANYLINUX "
+            f"is set, and {ZIGLANG}, which pip would fetch, is not here."
         )
     with TemporaryDirectory() as temporary:
         folder = (kept or Path(temporary)).absolute()
@@ -63,8 +56,12 @@ def _compiler(kept: Path | None) -> Iterator[None]:
         link = folder / "ziglang"
         link.unlink(missing_ok=True)
         link.symlink_to(Path(spec.origin).parent)
-        print(f"No C++ compiler on PATH: {ZIGLANG} compiles everything, which takes some minutes.", flush=True)
+        print(f"{ZIGLANG} compiles everything, which takes some minutes.", flush=True)
         zig = {"CXX": f"{link / 'zig'} {FLAGS}"}
+        if machine := os.environ.get("BLINK_MANYLINUX"):
+            zig["CXX"] += f" -target {machine}-linux-gnu.2.28"
+            zig["CMAKE_ARGS"] = f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={machine}"
+            zig["_PYTHON_HOST_PLATFORM"] = f"manylinux_2_28_{machine}"  # which scikit-build-core makes the tag of
         zig |= dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder))
         # Without symbols: those of its C++ library are large, and this system may have no program to strip files.
         with patch.dict(os.environ, zig, LDFLAGS=f"{os.environ.get('LDFLAGS', '')} -s"):
@@ -88,9 +85,11 @@ def _required(hook: Callable[..., list[str]]) -> Callable[..., list[str]]:
     return required
 
 
+build_sdist = scikit.build_sdist
+get_requires_for_build_sdist = scikit.get_requires_for_build_sdist
 build_wheel = _built(scikit.build_wheel)
 build_editable = _built(scikit.build_editable, KEPT)
-prepare_metadata_for_build_wheel = scikit.prepare_metadata_for_build_wheel
+prepare_metadata_for_build_wheel = _built(scikit.prepare_metadata_for_build_wheel)  # with the same tag
 prepare_metadata_for_build_editable = scikit.prepare_metadata_for_build_editable
 get_requires_for_build_wheel = _required(scikit.get_requires_for_build_wheel)
 get_requires_for_build_editable = _required(scikit.get_requires_for_build_editable)

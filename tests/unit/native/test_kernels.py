@@ -213,7 +213,7 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
 
 
 def test_the_widest_instruction_set_of_this_cpu_is_taken() -> None:
-    """By the system's list: a compiler's library may not know what the CPU has."""
+    """The system lists the CPU's instructions; a compiler's own library may not know them."""
     best, _, _ = run_capped("")
     if best == "neon":
         pytest.skip("needs an x86-64 CPU, which has several")
