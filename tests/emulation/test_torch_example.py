@@ -6,12 +6,10 @@ import json
 import os
 import re
 import runpy
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from blinkccl.engines import native_library
 from blinkccl.errors import UnsupportedError
 from support.extras import needs
 from support.forked_ranks import RankServer
+from support.processes import end_family
 
 distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch")
 if not (distributed.is_available() and distributed.is_gloo_available()):
@@ -38,15 +37,6 @@ LIMIT_S = 100
 ROUNDING = 1e-5
 
 pytestmark = [needs("torch"), pytest.mark.timeout(2 * LIMIT_S + 60)]
-
-
-def family(pid: int) -> Iterator[int]:
-    """Yield ``pid`` and its descendants: torchrun's ranks are not in its process group."""
-    yield pid
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            for child in (thread / "children").read_text().split():
-                yield from family(int(child))
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +67,7 @@ def launched(size: int, *arguments: str) -> str:
             out, err = process.communicate(timeout=LIMIT_S)
         finally:
             if process.poll() is None:
-                for pid in list(family(process.pid)):
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                end_family(process.pid)
     assert process.returncode == 0, f"{' '.join(command)} ended with {process.returncode}:\n{out}\n{err[-6000:]}"
     return out
 

@@ -20,14 +20,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from torch_common import TIMEOUT, raises, same
+from torch_common import TIMEOUT, place, raises, same
 
 import blinkccl
 from blinkccl.errors import (
     UsageError,
 )
 from blinkccl.runtime.heap import process_heap
-from blinkccl.torch_backend import hooks, stats
+from blinkccl.torch_backend import for_gloo, hooks, stats
+from blinkccl.torch_backend.process_group import BlinkProcessGroup
 
 
 class Small(nn.Module):
@@ -263,6 +264,55 @@ def sharded_state(rank: int, size: int) -> None:
     assert rank or on_blink["first.weight"].all(), "a weight is never quite 0"
     for key, tensor in on_blink.items():
         same(tensor, on_gloo[key])
+
+
+def checkpoints(rank: int, size: int) -> None:
+    """torch's distributed checkpoints, at once and in the background: every rank's own shards come back."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    model = fully_sharded(init_device_mesh("cpu", (size,)))
+    state = get_model_state_dict(model)
+    saved = {name: tensor.clone() for name, tensor in state.items()}
+    dcp.save(state, checkpoint_id=place("at once"))
+    dcp.async_save(state, checkpoint_id=place("later")).result()
+    for name in ("at once", "later"):
+        for parameter in model.parameters():
+            with torch.no_grad():
+                parameter.zero_()
+        loaded = get_model_state_dict(model)
+        dcp.load(loaded, checkpoint_id=place(name))
+        set_model_state_dict(model, loaded)
+        for key, tensor in get_model_state_dict(model).items():
+            same(_local(tensor), _local(saved[key]))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def in_place_of_gloo(rank: int, size: int) -> None:
+    """BLINK_FOR=gloo: groups that are gloo's by name are blink's, with gloo beside it, and no others."""
+    before = stats()["calls"]
+    with for_gloo.serving():
+        group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        part = dist.new_group([0, size - 1], backend="gloo")
+        mixed = dist.new_group(backend="cpu:gloo,cuda:fake")
+        word = dist.new_group(backend="blink")
+    plain = dist.new_group(backend="gloo")
+    assert [dist.get_backend(each) for each in (group, word, plain)] == ["gloo", "blink", "gloo"]
+    DistributedDataParallel(Small(), process_group=group)
+    assert [isinstance(each, BlinkProcessGroup) for each in (group, word, mixed, plain)] == [True, True, False, False]
+    assert (part is dist.GroupMember.NON_GROUP_MEMBER) == (rank not in (0, size - 1))
+    tensor = torch.full((3,), rank + 1.0)
+    dist.all_reduce(tensor, group=group)
+    same(tensor, torch.full((3,), size * (size + 1) / 2))
+    sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,), check_invariants=True)
+    dist.all_reduce(sparse, group=group)  # by the gloo beside blink
+    same(sparse.to_dense(), torch.ones(size))
+    dist.monitored_barrier(group)  # torch accepts only gloo's name
+    dist.destroy_process_group(group)
+    assert stats()["calls"] > before
 
 
 def shared_shards(rank: int, size: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,19 @@ def fixed_addresses() -> list[str]:
     setarch = shutil.which("setarch")
     works = setarch and subprocess.run([setarch, "-R", "true"], capture_output=True).returncode == 0
     return [str(setarch), "-R"] if works else []
+
+
+def family(pid: int) -> Iterator[int]:
+    """Yield ``pid`` and its descendants: torchrun's ranks are not in its process group."""
+    yield pid
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from family(int(child))
+
+
+def end_family(pid: int) -> None:
+    """Kill ``pid`` and its descendants."""
+    for each in list(family(pid)):
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)

@@ -70,6 +70,7 @@ PLAIN = (
         "tests/doubles",
         "tests/emulate",
         "tests/emulation",
+        "tests/frameworks",
         "tests/golden",
         "tests/gpu",
         "tests/models",

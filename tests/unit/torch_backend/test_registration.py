@@ -82,6 +82,42 @@ def test_autoload_is_for_torch_before_2_14(monkeypatch, version, loads):
     assert modules == ["blinkccl.torch_backend"] * loads
 
 
+def test_the_switch_gives_programs_of_gloo_blink(installed):
+    program = """
+import os
+os.environ["BLINK_FOR"] = "gloo"
+import torch, torch.distributed as dist
+for backend in ("gloo", None):
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    print(type(dist.group.WORLD).__name__, type(dist.new_group([0])).__name__, dist.get_backend())
+    dist.destroy_process_group()
+"""
+    named = [line.split() for line in python(program, installed).splitlines()]
+    assert [row[:2] for row in named] == [["BlinkProcessGroup"] * 2] * 2
+    assert named[0][2] == "gloo"
+
+
+def test_an_error_of_a_group_in_place_of_gloo_names_the_switch(monkeypatch):
+    from blinkccl.torch_backend import for_gloo, process_group
+
+    def refused(_: object) -> None:
+        raise RuntimeError("no network here")
+
+    monkeypatch.setattr(process_group, "create", refused)
+    with for_gloo.serving(), pytest.raises(RuntimeError, match="no network here") as raised:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert "unset the variable on all ranks" in raised.value.__notes__[0]
+    assert not dist.is_initialized()
+
+
+def test_another_value_of_the_switch_is_a_warning(monkeypatch, caplog):
+    monkeypatch.setenv("BLINK_FOR", "nccl")
+    torch_autoload.autoload()
+    assert "BLINK_FOR: expected gloo, got 'nccl'" in caplog.text
+
+
 @pytest.mark.parametrize("version", ["2.13.0", "not a version"])
 def test_autoload_never_fails(monkeypatch, caplog, version):
     def broken(_: str) -> None:
@@ -92,6 +128,22 @@ def test_autoload_never_fails(monkeypatch, caplog, version):
     with caplog.at_level(logging.WARNING):
         torch_autoload.autoload()
     assert "backend blink is not registered with torch" in caplog.text
+
+
+@pytest.mark.parametrize(("switch", "has", "kernels"), [("", True, True), ("gloo", True, False), ("gloo", False, None)])
+def test_vllm_takes_its_kernels_unless_the_switch_is_on(monkeypatch, caplog, switch, has, kernels):
+    from blinkccl.torch_backend import vllm_plugin
+
+    communicator = type("CpuCommunicator", (), {"_all_group_ranks_share_shm_group_name": lambda _: True} if has else {})
+    name = "vllm.distributed.device_communicators.cpu_communicator"
+    for package in ("vllm", "vllm.distributed", "vllm.distributed.device_communicators"):
+        monkeypatch.setitem(sys.modules, package, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(CpuCommunicator=communicator))
+    monkeypatch.setenv("BLINK_FOR", switch)
+    vllm_plugin.register()
+    if has:
+        assert communicator()._all_group_ranks_share_shm_group_name() == kernels
+    assert ("this vLLM keeps its own kernels" in caplog.text) == (not has)
 
 
 def test_importing_blinkccl_loads_no_torch():
