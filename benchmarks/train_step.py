@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import blinkccl
-from blinkccl.torch_backend.issue import InPlaceBySteps
+from blinkccl.torch_backend.issue import SteppedWork
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import train
@@ -106,13 +106,13 @@ class Contestant:
 
             return call
 
-        go_on = InPlaceBySteps.go_on
-        transport.run, InPlaceBySteps.go_on = timed(transport.run), timed(go_on)
+        go_on = SteppedWork.go_on
+        transport.run, SteppedWork.go_on = timed(transport.run), timed(go_on)
         try:
             yield taken
         finally:
             del transport.run
-            InPlaceBySteps.go_on = go_on
+            SteppedWork.go_on = go_on
 
 
 def main() -> None:

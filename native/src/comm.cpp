@@ -151,8 +151,11 @@ blink_comm::~blink_comm() {
   }
 }
 
-// Maps the memory of small calls now; otherwise the first calls would take a page fault for every few kilobytes.
-void blink_comm::populate() const {
+// Maps the memory of small calls through rings at the first of them; otherwise each of them would take page faults. Calls
+// with flags inside their messages touch a few pages, and many groups make no others.
+void blink_comm::populate() {
+  if (populated_ || fd_ < 0) return;
+  populated_ = true;
 #if defined(MADV_POPULATE_WRITE)
   const blink_shape& shape = segment_.shape();
   const auto small = static_cast<std::size_t>(std::min<std::int64_t>(shape.staging_bytes, BLINK_SMALL_CALLS_BYTES));
@@ -160,8 +163,6 @@ void blink_comm::populate() const {
     for (int r = 0; r < size(); ++r) {
       if (is_remote(r)) continue;
       madvise(page_of(segment_.staging(bank, r)), small, MADV_POPULATE_WRITE);
-      madvise(page_of(segment_.inline_area(bank, r)), static_cast<std::size_t>(shape.inline_bytes),
-              MADV_POPULATE_WRITE);
     }
   }
 #endif
@@ -210,7 +211,6 @@ int blink_comm::check_network(int awaited) {
 }
 
 int blink_comm::begin(const blink::Call& call) {
-  if (sequence() == 0 && fd_ >= 0) populate();
   const std::uint64_t before = sequence();
   sequence_.store(before + 1, std::memory_order_relaxed);
   what_.store(call.what, std::memory_order_relaxed);

@@ -74,7 +74,7 @@ struct blink_comm {
 
   bool lock_rank();
   void show_secret();
-  void populate() const;
+  void populate();
 
   int rank() const { return rank_; }
   int size() const { return segment_.ranks(); }
@@ -200,6 +200,7 @@ struct blink_comm {
     timeout_us_ = timeout_us < kForever ? timeout_us : kForever;
     started_us_.store(0, std::memory_order_relaxed);
   }
+  bool is_roomy() const { return roomy_; }
   // Inside a wait's condition: the wait is so long that the caller should continue with the messages it has.
   bool impatient() const { return impatient_; }
   // From now on no wait blocks: it returns BLINK_AGAIN if the condition is false. `impatient`: as above.
@@ -249,6 +250,7 @@ struct blink_comm {
   int rank_;
   int fd_;
   bool roomy_;  // a core for every rank
+  bool populated_ = false;
   std::int64_t spread_us_ = 0;
   static constexpr int kSpinsShared = 64;  // a microsecond
   static constexpr int kSpinsUnrecorded = 256;

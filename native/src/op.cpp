@@ -1,5 +1,7 @@
 #include "op.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -77,15 +79,30 @@ int blink_op::complete() {
   return code;
 }
 
-int blink_op::step() {
+int blink_op::step(std::int64_t patience_us) {
   blink_op& op = *running_;
   const Position before = op.at_;
   comm_.start_polling(stalled_us_ != 0 && now_us() - stalled_us_ > kPatienceUs);
-  const int code = finish();
+  int code = finish();
+  for (const std::int64_t until = now_us() + patience_us; code == BLINK_AGAIN && now_us() < until; code = finish()) {
+    if (!comm_.is_roomy()) sched_yield();
+  }
   comm_.stop_polling();
   if (code != BLINK_AGAIN || !(op.at_ == before)) stalled_us_ = 0;
   else if (stalled_us_ == 0) stalled_us_ = now_us();
   return code;
+}
+
+bool blink_op::only_receives() const {
+  const blink_op& op = *running_;
+  if (!op.at_.begun || op.tables_.numbers.inline_messages == 0) return false;
+  for (std::size_t number = 0; number < op.tables_.roles.size(); ++number) {
+    const blink_role& role = op.tables_.roles[number];
+    const std::int64_t last = role.offset + role.chunks - 1;
+    const bool done = last < op.at_.tick || (last == op.at_.tick && number < op.at_.role);
+    if (!done && role.sends != 0) return false;
+  }
+  return true;
 }
 
 void blink_op::add_variant(std::unique_ptr<blink_op> variant) {
@@ -114,6 +131,7 @@ int blink_op::prepare(const void* input, void* output, bool scaled, double scale
   at_ = Position{};
   at_.tick = tables_.first_tick;
   comm_.start_clock(timeout_us);
+  if (t.inline_messages == 0) comm_.populate();
   if (comm_.recorder().on()) comm_.recorder().begin_call();
   return BLINK_OK;
 }
@@ -750,13 +768,16 @@ int blink_op_run(blink_op* op, const void* input, void* output, int scaled, doub
   return op->run(input, output, scaled != 0, scale, timeout_us);
 }
 
-int blink_op_start(blink_op* op, const void* input, void* output, int64_t timeout_us) {
-  return op->start(input, output, false, 1.0, timeout_us);
+int blink_op_start(blink_op* op, const void* input, void* output, int64_t timeout_us, int64_t patience_us) {
+  const int code = op->start(input, output, false, 1.0, timeout_us);
+  return code == BLINK_OK ? op->step(patience_us) : code;
 }
 
-int blink_op_step(blink_op* op) { return op->step(); }
+int blink_op_step(blink_op* op, int64_t patience_us) { return op->step(patience_us); }
 
 int blink_op_finish(blink_op* op) { return op->finish(); }
+
+int blink_op_only_receives(const blink_op* op) { return op->only_receives() ? 1 : 0; }
 
 int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* output, int64_t iterations,
                   int64_t timeout_us, int with_barrier, double* seconds) {

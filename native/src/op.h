@@ -18,10 +18,13 @@ struct blink_op {
  public:
   blink_op(blink_comm& comm, std::unique_ptr<const blink::Tables> tables);
   int run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
-  // The same in steps: start() prepares the call, step() progresses until it would have to wait, finish() completes it.
+  // The same in steps: start() prepares the call, step() progresses until it would have to wait for longer than
+  // `patience_us`, finish() completes it.
   int start(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
-  int step();
+  int step(std::int64_t patience_us);
   int finish();
+  // Whether all executions that send are done, in a call whose messages need no acknowledgement.
+  bool only_receives() const;
   // Adds an alternative implementation. With two or more the group measures which is the fastest.
   void add_variant(std::unique_ptr<blink_op> variant);
   bool takes_variants(std::size_t most) const { return variants_.size() < most; }

@@ -48,8 +48,8 @@ class Call {
   // Returns the code. The input is undefined.
   int run(std::int64_t timeout_us = kPatience) { return blink_op_run(op_, in_, out_, 0, 1, timeout_us); }
 
-  // Starts the call; blink_op_step() continues it.
-  int start(std::int64_t timeout_us = kPatience) { return blink_op_start(op_, in_, out_, timeout_us); }
+  // Starts the call; blink_op_step() continues it if the result is BLINK_AGAIN.
+  int start(std::int64_t timeout_us = kPatience) { return blink_op_start(op_, in_, out_, timeout_us, 0); }
 
   // Runs and checks an AllReduce of (rank + 1) · factor.
   bool sum(std::uint32_t factor) {

@@ -6,10 +6,12 @@
 // Sanitizers: address, thread.
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <random>
 
+#include "calls.h"
 #include "check.h"
 #include "ranks.h"
 #include "tables.h"
@@ -131,16 +133,13 @@ class Prepared {
  private:
   // Runs some calls to their end, others step by step until they wait, with two threads in turns.
   int run_by_steps(int call) {
-    int code = blink_op_start(op_, input_at_, output_at_, kPatience);
-    for (int steps = 0; code == BLINK_OK && steps < 1 + call % 50; ++steps) {
-      if (call % 7 == 0) std::thread([&] { code = blink_op_step(op_); }).join();
-      else code = blink_op_step(op_);
-      if (code == BLINK_OK) return code;
-      if (code != BLINK_AGAIN) break;
-      code = BLINK_OK;
+    int code = blink_op_start(op_, input_at_, output_at_, kPatience, call % 2);
+    for (int steps = 0; code == BLINK_AGAIN && steps < 1 + call % 50; ++steps) {
+      if (call % 7 == 0) std::thread([&] { code = blink_op_step(op_, 0); }).join();
+      else code = blink_op_step(op_, call % 3);
       if (call % 5 == 0) std::this_thread::sleep_for(std::chrono::microseconds(call % 200));
     }
-    return code == BLINK_OK ? blink_op_finish(op_) : code;
+    return code == BLINK_AGAIN ? blink_op_finish(op_) : code;
   }
 
   blink_op* created(const Room& room, blink_comm* comm, const Plan& plan, const Binding& binding) const {
@@ -285,11 +284,44 @@ void spreads_over_cores() {
 
 blink_shape shape_for(int ranks) { return {ranks, 96, 128 << 10, 40 * 4160, 4096}; }
 
+// A rank whose call only receives may leave it alone until the calls of all others have ended.
+void only_receives_what_is_left(const blink_shape& shape) {
+  for (const Kind kind : {Kind::kOneShot, Kind::kAllGather, Kind::kOneHop, Kind::kRing}) {
+    const Room room(shape, 4096, 64);
+    std::atomic<int> begun{0}, ended{0};
+    const auto await = [](const std::atomic<int>& number, int wanted) {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (number < wanted && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+      return number >= wanted;
+    };
+    as_threads(room, [&](blink_comm* comm, int rank) {
+      CallOptions options;
+      options.kind = kind;
+      options.small = true;
+      Call call(room, comm, rank, options);
+      if (rank != 0) {
+        expect(await(begun, 1) && call.run() == BLINK_OK, "rank %d: its call fails", rank);
+        ++ended;
+        return;
+      }
+      expect(call.start() == BLINK_AGAIN, "a call ends before the others begin it");
+      const bool alone = blink_op_only_receives(call.op()) != 0;
+      expect(alone == (kind == Kind::kOneShot || kind == Kind::kAllGather), "kind %d: only_receives is %d",
+             static_cast<int>(kind), alone);
+      begun = 1;
+      if (alone) expect(await(ended, room.ranks() - 1), "the others wait for rank 0");
+      expect(blink_op_finish(call.op()) == BLINK_OK, "a call in steps fails");
+    });
+  }
+}
+
+
 }  // namespace
 
 int main() {
   limit_seconds(290);
   spreads_over_cores();
+  only_receives_what_is_left(shape_for(3));
   unsigned seed = 1;
   for (const int ranks : {2, 3, 4}) {
     for (const int cores : {1, 64}) {

@@ -1,6 +1,6 @@
 """Backend "blink" in real processes: every collective, messages, groups, faults, and torch's own layers on top.
 
-The ranks' programs are in torch_calls.py, torch_wrappers.py, torch_training.py and
+The ranks' programs are in torch_calls.py, torch_small_calls.py, torch_wrappers.py, torch_training.py and
 torch_hosts.py.
 """
 
@@ -57,6 +57,13 @@ def failure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
         ("background", 3),
         ("futures", 2),
         ("coalescing", 2),
+        ("small_calls", 2),
+        ("small_calls", 3),
+        ("groups_that_are_small", 2),
+        ("small_calls_left", 2),
+        ("small_calls_fail", 2),
+        ("watched", 2),
+        ("forked", 2),
         ("messages", 3),
         ("objects", 3),
         ("groups", 3),

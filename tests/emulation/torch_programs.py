@@ -3,8 +3,9 @@
     echo NAME WORLD_SIZE | PYTHONPATH=tests python tests/emulation/torch_programs.py
 
 The ranks of each line are forked from this process, which has imported torch once (support/forked_ranks.py). The
-programs are in torch_calls.py (the calls of a group), torch_wrappers.py (tensors without plain memory),
-torch_training.py (layers on top) and torch_hosts.py (ranks of several hosts).
+programs are in torch_calls.py (the calls of a group), torch_small_calls.py (small ones, and tools that watch them),
+torch_wrappers.py (tensors without plain memory), torch_training.py (layers on top) and torch_hosts.py (ranks of
+several hosts).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch._dynamo  # imported once, not in every rank that trains
 import torch.distributed as dist
 import torch_calls
 import torch_hosts
+import torch_small_calls
 import torch_training
 import torch_wrappers
 from torch_common import meet_in, start
@@ -30,7 +32,11 @@ def _rank(name: str, rank: int, size: int, place: Path) -> None:
     torch.set_num_threads(1)
     if name != "train_example":  # it creates its group itself
         start(rank, size, "first")
-    module = next(each for each in (torch_calls, torch_wrappers, torch_training, torch_hosts) if hasattr(each, name))
+    module = next(
+        each
+        for each in (torch_calls, torch_small_calls, torch_wrappers, torch_training, torch_hosts)
+        if hasattr(each, name)
+    )
     getattr(module, name)(rank, size)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -339,6 +339,8 @@ class NativeOp:
             raise UsageError(f"chunk_bytes must be at least 1, got {chunk_bytes}")
         self.call = call
         self.scales = chosen.scales and plan.program.collective.reduces
+        #: True if its messages, which are small, contain their flags.
+        self.inline = plan.inline
         self.endpoint = endpoint
         self._library = native.load()
         held, error = _native_plan(plan), native.Error()
@@ -385,24 +387,30 @@ class NativeOp:
         if code:
             raise self.endpoint.failure(code, str(self.call))
 
-    def start(self, send: int | None, receive: int | None, timeout_us: int) -> None:
-        """Start, to be continued by :meth:`step`; allow no other call on the communicator until the end."""
-        self._check(self._library.blink_op_start(self.handle, send, receive, timeout_us))
+    def start(self, send: int | None, receive: int | None, timeout_us: int, patience_us: int = 0) -> bool:
+        """Start, and continue until a wait for another rank that takes longer than this; True if the call has ended.
 
-    def step(self) -> bool:
-        """Continue until the next wait for another rank; True if the call has ended. Errors as in :meth:`run`."""
-        code: int = self._library.blink_op_step(self._op)
-        if code != native.AGAIN:
-            self._check(code)
-        return code != native.AGAIN
+        Until it has ended, allow no other call on the communicator. Errors as in :meth:`run`; they end it too.
+        """
+        return self._ended(self._library.blink_op_start(self.handle, send, receive, timeout_us, patience_us))
 
-    def finish(self) -> None:
+    def step(self, patience_us: int = 0) -> bool:
+        """Continue as :meth:`start`."""
+        return self._ended(self._library.blink_op_step(self.handle, patience_us))
+
+    def finish(self) -> bool:
         """Continue to the end of the call."""
-        self._check(self._library.blink_op_finish(self._op))
+        return self._ended(self._library.blink_op_finish(self.handle))
 
-    def _check(self, code: int) -> None:
-        if code:
+    @property
+    def only_receives(self) -> bool:
+        """True if the call in progress has sent all its messages, so that no rank waits for its next step."""
+        return bool(self._library.blink_op_only_receives(self.handle))
+
+    def _ended(self, code: int) -> bool:
+        if code and code != native.AGAIN:
             raise self.endpoint.failure(code, str(self.call))
+        return not code
 
     def time(
         self,

@@ -13,7 +13,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -93,6 +93,11 @@ class Group(ABC):
         then no longer be used. Raises UnsupportedError or UsageError for an invalid call, before anything happens.
         """
         self._run(self._calls.get(call) or self._keep(call), send, recv, scale, deadline_s)
+
+    @property
+    def lock(self) -> AbstractContextManager[bool]:
+        """Held while a call runs; the group closes only between calls."""
+        return self._executor.lock
 
     def submit(
         self,

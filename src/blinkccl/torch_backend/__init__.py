@@ -10,14 +10,16 @@ because the dispatcher of a C++ backend costs more than this Python call. From t
     process_group   c10d's method names, old and new, and their options; selection by device
     call_table      one table: each of these methods as our collectives on flat memory
     memory          tensors as flat memory: in place, or through a scratch buffer and a copy
-    issue           in order, at once or in the background, with a timeout
+    issue           in order, at once, in steps or in the background, with a timeout
+    shown           calls for profilers and other tools that watch torch's dispatcher
 
 It ends at a group of ranks: of this host (runtime/host_group) or of several (runtime/spanning_group). The result is a
 ``Work`` (:mod:`~blinkccl.torch_backend.work`). Guarantees:
 
 - The calls of one process group run in the order of issue, from any thread.
-- ``async_op=False`` runs in the caller's thread. ``async_op=True`` always returns before the call has run: it may
-  wait for a peer that first waits for this rank in another group.
+- ``async_op=False`` runs in the caller's thread. ``async_op=True`` waits for no peer longer than it takes to wake a
+  thread, because a peer may first wait for this rank in another group. A small call then sends where it is made and
+  receives where it is awaited.
 - Messages (send, recv, all_to_all) are not part of that order.
 - Every call ends within its timeout: that of its options, or else that of its group. The error is both an error of
   :mod:`blinkccl.errors` and a ``torch.distributed.DistBackendError``.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -182,13 +183,10 @@ class CallTable:
         call.result, call.shown = [output], [tensor]
         return call
 
-    def barrier(self) -> TorchCall:
-        """A barrier, which ends after all ranks have begun it."""
-        memory = self.memory()
-        token = memory.updates(torch.ones(1, dtype=torch.uint8))
-        return TorchCall(
-            "barrier", [], memory, [AddressedCall(CollectiveCall("allreduce", "uint8", 1, "max"), token, token)]
-        )
+    def barrier(self, token: Tensor) -> TorchCall:
+        """A barrier, which ends after all ranks have begun it: a sum of each rank's ``token``, a byte of value 0."""
+        call = self.all_reduce([token], dist.ReduceOp.SUM)
+        return TorchCall("barrier", [], call.memory, call.calls)
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> TorchCall:
         """The elements of ``tensor``, as one message."""

@@ -5,22 +5,28 @@ They prove that a collective used our engine and not another library.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from blinkccl.runtime.group import Group
 
-_open: list[Group] = []
+class Counting(Protocol):
+    """The part of a process group that has counters."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the group was made."""
+
+
+_open: list[Counting] = []
 _closed: Counter[str] = Counter()
 
 
-def watch(group: Group) -> None:
+def watch(group: Counting) -> None:
     """Add ``group`` to the sums of :func:`stats`."""
     _open.append(group)
 
 
-def settle(group: Group) -> None:
+def settle(group: Counting) -> None:
     """Keep the counters of a group that ends."""
     if group in _open:
         _open.remove(group)
@@ -42,3 +48,12 @@ def stats() -> dict[str, int]:
     for group in _open:
         total.update(group.stats())
     return dict(total)
+
+
+def _forget() -> None:
+    """Count from zero in a forked child, which has no rank in its parent's groups."""
+    _open.clear()
+    _closed.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -8,6 +8,7 @@ which NCCL creates a communicator of these two: so no rank waits for one that do
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -61,6 +62,7 @@ class DelegatedGroup:
         self._timeout = timeout
         self._global_ranks = global_ranks
         self._group: Any = None
+        self._pid = os.getpid()
         self._made: dict[str, Any] = {}
 
     def group(self, ours: dist.ProcessGroup, device: str) -> Any:
@@ -77,9 +79,9 @@ class DelegatedGroup:
 
     def shutdown(self) -> None:
         """Shut down the group."""
-        if self._group is not None:
+        if self._group is not None and os.getpid() == self._pid:  # a forked child has none of the group's threads
             self._group.shutdown()
-            self._group = None
+        self._group = None
         self._made.clear()
 
     def _make(self, name: str, device: str, group_name: str) -> Any:

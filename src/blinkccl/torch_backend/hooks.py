@@ -24,7 +24,7 @@ from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.runtime.heap import empty, process_heap
 from blinkccl.torch_backend import register
 from blinkccl.torch_backend.eager import eager
-from blinkccl.torch_backend.issue import InPlaceBySteps
+from blinkccl.torch_backend.issue import SteppedWork
 from blinkccl.torch_backend.process_group import BlinkProcessGroup
 from blinkccl.torch_backend.types import element_type
 
@@ -138,19 +138,21 @@ class Buckets:
     def __init__(self, group: BlinkProcessGroup, in_background: bool, static_graph: bool) -> None:
         self._group = group
         self._in_background, self._waits = in_background, static_graph
-        self._known: dict[tuple[int, int, torch.dtype], InPlaceBySteps | None] = {}  # all in shared memory
+        self._known: dict[tuple[int, int, torch.dtype], CollectiveCall] = {}  # all in shared memory
 
     def average(self, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket."""
         if gradients.layout is not torch.strided:
             return _averaged(self._group, gradients)
         key = gradients.data_ptr(), gradients.numel(), gradients.dtype
-        by_steps = self._known[key] if key in self._known else self._shared(gradients)
-        if by_steps is None or not by_steps.start(gradients):
+        call = self._known.get(key) or self._shared(gradients)
+        direct = call.elements and not self._in_background
+        work = self._group.start_in_place(call, gradients) if direct else None
+        if work is None:
             return _averaged(self._group, gradients)
         future: Any = torch._C.Future([])
-        end = partial(self._end, by_steps, future, gradients)
-        if by_steps.ended or self._waits:
+        end = partial(self._end, work, future, gradients)
+        if work.ended or self._waits:
             end()
             return future
         try:
@@ -159,20 +161,19 @@ class Buckets:
             end()
         return future
 
-    def _end(self, by_steps: InPlaceBySteps, future: Any, gradients: torch.Tensor) -> None:
-        by_steps.finish()
+    def _end(self, work: SteppedWork, future: Any, gradients: torch.Tensor) -> None:
+        work.wait()
         future.set_result(gradients)
 
-    def _shared(self, gradients: torch.Tensor) -> InPlaceBySteps | None:
-        """Move a new bucket to shared memory, and return its AllReduce by steps."""
+    def _shared(self, gradients: torch.Tensor) -> CollectiveCall:
+        """Move a new bucket to shared memory, and return its AllReduce."""
         if not process_heap().holds(gradients.data_ptr()):
             _share(gradients)
         if len(self._known) >= _KEPT_BUCKETS:
             self._known.clear()
         call = CollectiveCall("allreduce", element_type(gradients), gradients.numel(), "avg")
-        made = None if self._in_background or not call.elements else self._group.by_steps(call, gradients)
-        self._known[gradients.data_ptr(), gradients.numel(), gradients.dtype] = made
-        return made
+        self._known[gradients.data_ptr(), gradients.numel(), gradients.dtype] = call
+        return call
 
 
 def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

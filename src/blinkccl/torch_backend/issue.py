@@ -1,7 +1,12 @@
-"""Scheduling of calls: in the caller's thread or in the background, always in the order of issue.
+"""Scheduling of calls: in the caller's thread, in steps or in the background, always in the order of issue.
 
 A call with ``async_op=False`` runs in the caller's thread if the group's queue is empty. Otherwise it is queued and
-awaited. Calls between ``start_coalescing`` and ``end_coalescing`` go to the background, and the latter's ``Work`` waits
+awaited. A small call with ``async_op=True`` runs in steps: it sends its messages where it is made, and receives the
+others' where it is awaited, so no thread wakes another. It goes to the background if a later step has to send, if the
+next call is issued before its end, or if a future is to complete by itself. So no rank waits for a step that waits for
+another group's call. Larger calls with ``async_op=True`` go to the background at once, beside computations.
+
+Calls between ``start_coalescing`` and ``end_coalescing`` are as with ``async_op=True``, and the latter's ``Work`` waits
 for all of them. In profiles a call in the background lasts as long as its issue.
 
 Messages are not part of the order, and posting one never waits: another thread may have to send a message that our
@@ -10,11 +15,13 @@ peers need while a collective runs in this one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.profiler as profiler
@@ -28,8 +35,9 @@ from blinkccl.runtime.group import Group
 from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.serial_executor import SerialExecutor
 from blinkccl.runtime.timeouts import microseconds
+from blinkccl.torch_backend.eager import eager
 from blinkccl.torch_backend.failure import for_torch
-from blinkccl.torch_backend.memory import Memory
+from blinkccl.torch_backend.memory import Memory, Scratch
 from blinkccl.torch_backend.work import AllWork, DoneWork, PendingWork
 
 
@@ -85,6 +93,21 @@ class TorchCall:
             call.run(transport, timeout_s)
 
 
+_NO_TIME = timedelta(0)
+#: Longest wait of a call in steps for other ranks, before a thread is woken to wait: as long as this takes.
+_PATIENCE_US = 50
+#: Longest wait for other ranks before an object for the call's progress is made: as long as this takes.
+_BRIEFLY_US = 8
+
+
+class ShortCall(NamedTuple):
+    """A call on plain memory, and its operation if it may run in steps."""
+
+    title: str
+    call: CollectiveCall
+    op: NativeOp | None
+
+
 class Issuer:
     """Issuer of the calls of one group to its transport."""
 
@@ -92,6 +115,8 @@ class Issuer:
         self._transport = transport
         self._executor = SerialExecutor("blink-torch")
         self._coalesced: list[dist.Work] | None = None
+        self._alone = transport.size == 1  # no call waits for another rank
+        self._pid = os.getpid()
 
     def start_coalescing(self) -> None:
         """Collect calls from now on. Never raises, because torch would then discard all later calls of the group."""
@@ -102,44 +127,104 @@ class Issuer:
         works, self._coalesced = self._coalesced or [], None
         return AllWork(works)
 
-    def run_now(self, call: CollectiveCall, address: int, timeout_s: float) -> bool:
-        """Run an AllReduce in place in this thread without making objects; False if that is impossible now."""
+    def shortly(
+        self, short: ShortCall, send: int, recv: int, held: list[Tensor], asynchronous: bool, timeout_s: float
+    ) -> dist.Work | None:
+        """Run or begin a call on plain memory with few objects; None: it has to go the long way.
+
+        ``held`` are its result tensors, and then its inputs.
+        """
         executor = self._executor
         if not self.directly or not executor.idle:
-            return False
+            return None
+        if asynchronous and not self._alone:
+            return self._begun(short, send, recv, held, timeout_s)
         try:
             with executor.lock:
-                self._transport.run(call, address, address, None, timeout_s)
+                if executor.by_steps:
+                    executor.finish_steps()
+                self._transport.run(short.call, send, recv, None, timeout_s)
         except BlinkError as error:
-            raise for_torch(error, "all_reduce") from error
-        return True
-
-    def by_steps(self, call: CollectiveCall, address: int, timeout_s: float) -> InPlaceBySteps | None:
-        """A repeatable AllReduce in place, in its caller's thread; None: the transport has no such call."""
-        transport = self._transport
-        op = transport.native_op(call) if isinstance(transport, HostGroup) else None
-        return None if op is None else InPlaceBySteps(self, self._executor, op, address, microseconds(timeout_s))
+            raise for_torch(error, short.title) from error
+        done = DoneWork()
+        done.tensors = held[:1]
+        return done
 
     @property
     def directly(self) -> bool:
         """True if a call may ignore profiles and coalescing."""
         return self._coalesced is None and not profiler._is_profiler_enabled
 
+    def stats(self) -> dict[str, int]:
+        """The counters of the transport, and ``thread_wakes``: calls that were left to the group's thread."""
+        return {**self._transport.stats(), "thread_wakes": self._executor.wakes}
+
     def issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
-        """Run ``call``, or queue it for the background, as for all messages. DistBackendError if it fails at once."""
+        """Run ``call``, or begin it, as all messages. DistBackendError if it fails at once."""
         if profiler._is_profiler_enabled:
             with torch._C._profiler._RecordFunctionFast(f"blink:{call.title}", list(call.shown)):
                 return self._issue(call, asynchronous, timeout_s)
         return self._issue(call, asynchronous, timeout_s)
 
+    def short(self, title: str, call: CollectiveCall) -> ShortCall:
+        """``call`` for :meth:`shortly`."""
+        host = self._transport if isinstance(self._transport, HostGroup) else None
+        return ShortCall(title, call, None if host is None else host.native_op(call))
+
+    def start(self, call: TorchCall, timeout_s: float) -> SteppedWork | None:
+        """Begin ``call``, of any size, in steps; it continues only where it is awaited. None: impossible now."""
+        steps = self._steps(call) if self.directly else None
+        if steps is None:
+            return None
+        work = SteppedWork(call, steps, self._transport, self._executor, timeout_s)
+        self._executor.start(work)
+        return work
+
+    def _begun(self, short: ShortCall, send: int, recv: int, held: list[Tensor], timeout_s: float) -> dist.Work | None:
+        """Begin a call in steps; an object for its progress is made only if other ranks are late."""
+        executor, op = self._executor, short.op
+        if executor.by_steps or op is None or not op.inline or not executor.lock.acquire(blocking=False):
+            return None
+        try:
+            if executor.by_steps:
+                return None
+            error: BlinkError | None = None
+            try:
+                with self._transport.lock:
+                    ended = op.start(send, recv, microseconds(timeout_s), _BRIEFLY_US)
+            except BlinkError as failed:
+                ended, error = True, failed
+            if ended and error is None:
+                done = DoneWork()
+                done.tensors = held[:1]
+                return done
+            call = TorchCall(short.title, held[:1], Memory(Scratch(), held))
+            work = SteppedWork(
+                call, [(op, AddressedCall(short.call, send, recv))], self._transport, executor, timeout_s
+            )
+            if error is not None:
+                work.end(for_torch(error, short.title))
+                return work
+            work.begun = True
+            executor.adopt(work)
+        finally:
+            executor.lock.release()
+        if not work.only_receives:
+            executor.hand_over()
+        return work
+
     def close(self) -> None:
-        """Run the queued calls, and refuse new ones."""
-        self._executor.close()
+        """Run the queued calls, and refuse new ones. A forked child's copy has none."""
+        if os.getpid() == self._pid:
+            self._executor.close()
 
     def _issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
-        coalesced = self._coalesced
-        if not asynchronous and coalesced is None and call.message is None and self._executor.idle:
-            with self._executor.lock:
+        coalesced, executor = self._coalesced, self._executor
+        at_once = self._alone or (not asynchronous and coalesced is None)
+        if at_once and call.message is None and executor.idle:
+            with executor.lock:
+                if executor.by_steps:
+                    executor.finish_steps()
                 self._run(call, timeout_s)
             done = DoneWork()
             done.tensors = call.result
@@ -160,6 +245,9 @@ class Issuer:
         call.memory.finish(succeeded=True)
 
     def _start(self, call: TorchCall, timeout_s: float) -> PendingWork:
+        work = self._by_steps(call, timeout_s)
+        if work is not None:
+            return work
         work = PendingWork(call.result, call.title)
         try:
             if call.message is not None:
@@ -171,6 +259,37 @@ class Issuer:
             raise for_torch(error, call.title) from error
         return work
 
+    def _by_steps(self, call: TorchCall, timeout_s: float) -> PendingWork | None:
+        """Begin a small call in steps; None if it is not small, or if another call is in progress."""
+        executor = self._executor
+        if not call.calls or not executor.idle:
+            return None
+        executor.go_on(_PATIENCE_US)
+        steps = None if executor.by_steps else self._steps(call, small=True)
+        if steps is None:
+            return None
+        work = SteppedWork(call, steps, self._transport, executor, timeout_s)
+        executor.start(work)
+        if not work.ended and not work.only_receives:
+            executor.go_on(_PATIENCE_US)
+            if not work.ended and not work.only_receives:
+                executor.hand_over()
+        return work
+
+    def _steps(self, call: TorchCall, small: bool = False) -> list[tuple[NativeOp, AddressedCall]] | None:
+        """The operations of ``call``; None if they cannot run in steps, or (``small``) move many bytes."""
+        if not isinstance(self._transport, HostGroup):
+            return None
+        steps = []
+        for each in call.calls:
+            if not each.call.elements:
+                continue
+            op = self._transport.native_op(each.call)
+            if op is None or each.scale is not None or (small and not op.inline):
+                return None
+            steps.append((op, each))
+        return steps
+
     def _post(self, message: Message, timeout_s: float) -> Future[Any]:
         if message.receives:
             return self._transport.irecv(message.address, message.nbytes, message.peer, message.tag, timeout_s)
@@ -178,52 +297,79 @@ class Issuer:
         return self._transport.isend(message.address, message.nbytes, message.peer, message.tag, timeout_s)
 
 
-class InPlaceBySteps:
-    """A repeatable call by steps, of one group; it is in progress until it ``ended``.
+@eager
+class SteppedWork(PendingWork):
+    """A call of ``transport`` in steps, which advance where the work is looked at or awaited."""
 
-    The owner of its memory is kept alive until then. The timeout counts from the first wait.
-    """
+    def __init__(
+        self,
+        call: TorchCall,
+        steps: list[tuple[NativeOp, AddressedCall]],
+        transport: Group,
+        executor: SerialExecutor,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(call.result, call.title)
+        self._call, self._steps, self._transport, self._executor = call, steps, transport, executor
+        self._timeout_us = microseconds(timeout_s)
+        self.begun = False  # the first of the steps
 
-    __slots__ = ("_address", "_begun", "_error", "_executor", "_held", "_issuer", "_op", "_timeout_us", "ended")
+    @property
+    def only_receives(self) -> bool:
+        """True if no other rank waits for the next step."""
+        steps = self._steps  # another thread may end the call
+        return self.begun and len(steps) == 1 and steps[0][0].only_receives
 
-    def __init__(self, issuer: Issuer, executor: SerialExecutor, op: NativeOp, address: int, timeout_us: int) -> None:
-        self._issuer, self._executor, self._op = issuer, executor, op
-        self._address, self._timeout_us = address, timeout_us
-        self._begun, self.ended = False, True
-        self._error: BaseException | None = None
-        self._held: object = None
-
-    def start(self, held: object) -> bool:
-        """Begin the call; False if that is impossible now."""
-        if not self._issuer.directly:
-            return False
-        if not self.ended:  # the backward pass that began it did not end
-            self.finish()
-        self._begun, self.ended, self._error, self._held = False, False, None, held
-        self._executor.start(self)
-        return True
-
-    def go_on(self, wait: bool) -> None:
-        """Continue as far as possible without waiting, or (``wait``) to the end; never raises."""
+    def go_on(self, patience_us: int | None) -> None:
+        """Continue as :class:`~blinkccl.runtime.serial_executor.Steps`; never raises."""
+        error: BaseException | None = None
         try:
-            if not self._begun:
-                self._op.start(self._address, self._address, self._timeout_us)
-                self._begun = True
-            if wait:
-                self._op.finish()
-            elif not self._op.step():
-                return
-        except BaseException as error:  # also from a signal handler: half a call has no result
-            self._error = error
-            self._op.endpoint.abort(f"a call that was made by steps ended with {type(error).__name__}")
-        self.ended, self._held = True, None
+            with self._transport.lock:
+                while self._steps:
+                    if not self._advance(*self._steps[0], patience_us):
+                        return
+                    self._steps, self.begun = self._steps[1:], False
+            self._call.memory.finish(succeeded=True)
+        except BaseException as raised:  # also from a signal handler: half a call has no result
+            error = raised
+            self._call.memory.finish(succeeded=False)
+            if isinstance(raised, BlinkError):
+                error = for_torch(raised, self._call.title)
+                error.__cause__ = raised
+            elif self._steps:
+                self._transport.abort(f"a call in steps ended with {type(raised).__name__}")
+        self._steps = []
+        self.end(error)
 
-    def finish(self) -> None:
-        """Wait for the end; raises DistBackendError."""
+    def _advance(self, op: NativeOp, each: AddressedCall, patience_us: int | None) -> bool:
+        """Continue the first of the steps; True if it has ended."""
+        if not self.begun:
+            self.begun = True
+            if op.start(each.send, each.recv, self._timeout_us):
+                return True
+            if patience_us == 0:
+                return False
+        return op.finish() if patience_us is None else op.step(patience_us)
+
+    def wait(self, timeout: timedelta = _NO_TIME) -> bool:
+        """Wait as :meth:`PendingWork.wait`, and receive what is still missing."""
         if not self.ended:
-            self._executor.finish(self)
-        if self._error is not None:
-            raise for_torch(self._error, "all_reduce") if isinstance(self._error, BlinkError) else self._error
+            if timeout > _NO_TIME:
+                self._executor.hand_over()
+            else:
+                self._executor.finish(self)
+        return super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        if not self.ended:
+            self._executor.go_on()
+        return self.ended
+
+    def get_future(self) -> Any:
+        future = super().get_future()
+        if not self.ended:
+            self._executor.hand_over()
+        return future
 
 
 def _end_message(call: TorchCall, work: PendingWork, message: Future[Any]) -> None:

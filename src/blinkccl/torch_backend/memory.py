@@ -90,10 +90,10 @@ class Memory:
 
     __slots__ = ("_copies", "_held", "_scratch", "_taken")
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: Scratch, held: Sequence[Tensor] = ()) -> None:
         self._scratch = scratch
         self._taken: list[Tensor] = []
-        self._held: list[Tensor] = []
+        self._held: list[Tensor] = [*held]
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     def reads(self, tensor: Tensor) -> int:

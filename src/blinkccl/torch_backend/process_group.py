@@ -1,14 +1,15 @@
 """The ``ProcessGroup`` that torch calls; its methods pass their arguments to the table of calls.
 
-The methods have the names and arguments of torch 2.11 to 2.15 (2.13 renamed those on single tensors). A small
-all-reduce has a fast path. Tensors of other devices than the CPU, and sparse ones, go to
-:mod:`~blinkccl.torch_backend.delegated`.
+The methods have the names and arguments of torch 2.11 to 2.15 (2.13 renamed those on single tensors). Sums and
+gathers of single tensors on plain memory have a short way. Tensors of other devices than the CPU, and sparse ones, go
+to :mod:`~blinkccl.torch_backend.delegated`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,20 +30,29 @@ from blinkccl.torch_backend.call_table import CallTable
 from blinkccl.torch_backend.delegated import CPU_ALONE, Capabilities, DelegatedGroup, devices
 from blinkccl.torch_backend.eager import eager
 from blinkccl.torch_backend.failure import for_torch
-from blinkccl.torch_backend.issue import InPlaceBySteps, Issuer, TorchCall
+from blinkccl.torch_backend.issue import AddressedCall, Issuer, ShortCall, SteppedWork, TorchCall
 from blinkccl.torch_backend.monitored import MonitoredBarrier
+from blinkccl.torch_backend.plain import address_in_order
+from blinkccl.torch_backend.shown import ShownCalls, watched
 from blinkccl.torch_backend.types import DTYPES
-from blinkccl.torch_backend.work import DoneWork
 
 #: From torch 2.14 on, split_group crashes on a group without a known store; before, none may be set.
 _WANTS_STORE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 
 _SUM = dist.ReduceOp.SUM
 _STRIDED = torch.strided
+_Calls = Callable[[CallTable], TorchCall]
 #: A negative timeout in the options of a call means none.
 _NO_TIME = timedelta(0)
-#: Number of cached sums: small ones spend no time on making them again.
-_KEPT_SUMS = 4096
+#: Number of cached calls on plain memory: small ones spend no time on making them again.
+_KEPT_SHORT = 256
+#: The calls that have a short way, by their names in torch's own backends.
+_SHORT = {
+    "all_reduce": "allreduce",
+    "_allgather_base": "allgather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "barrier": "allreduce",
+}
 _NO_ORDER = (
     "BLINK_DETERMINISTIC=order needs a dense tensor that blink serves, got one on {}: unset it, or move the tensor"
 )
@@ -119,118 +129,96 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._monitored = MonitoredBarrier(store, rank, size)
         self._serves_cpu = False  # until torch has named the backend for CPU tensors
         self._name = self._description = ""
-        self._sums: dict[tuple[str, int], CollectiveCall] = {}
+        self._short: dict[tuple[str, str, int], ShortCall] = {}
+        self._token = torch.zeros(1, dtype=torch.uint8)  # of barriers
+        self._shown = ShownCalls(rank, size)
         self._deterministic = wish()
-        counters.watch(transport)
+        counters.watch(self._issuer)
 
     # Collectives
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.AllreduceOptions()
-        tensor = _first(tensors)
-        if not opts.asyncOp and len(tensors) == 1 and opts.reduceOp == _SUM and self._sum_now(tensor, opts.timeout):
-            work = DoneWork()
-            work.tensors = tensors
-            return work
-        if not self._serves_sum(tensor) or tensor.is_sparse:
-            return self._other(tensor).allreduce(tensors, opts)
-        return self._issue(self._table.all_reduce(tensors, opts.reduceOp), opts)
+        opts, first = opts or distributed_c10d.AllreduceOptions(), _first(tensors)
+        if len(tensors) == 1 and opts.reduceOp == _SUM:
+            work = self._shortly("all_reduce", DTYPES.get(first.dtype), first.numel(), first, first, opts)
+            if work is not None:
+                return work
+        if first.is_sparse and self._serves_sum(first):
+            return self._other(first).allreduce(tensors, opts)
+        return self._sum("allreduce", first, lambda table: table.all_reduce(tensors, opts.reduceOp), opts, tensors)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.AllreduceCoalescedOptions()
-        if not self._serves_sum(_first(tensors)):
-            return self._other(tensors[0]).allreduce_coalesced(tensors, opts)
-        return self._issue(self._table.all_reduce(tensors, opts.reduceOp), opts)
+        opts, first = opts or distributed_c10d.AllreduceCoalescedOptions(), _first(tensors)
+        calls = partial(CallTable.all_reduce, tensors=tensors, operation=opts.reduceOp)
+        return self._sum("allreduce_coalesced", first, calls, opts, tensors)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.ReduceOptions()
-        if not self._serves_sum(_first(tensors)):
-            return self._other(tensors[0]).reduce(tensors, opts)
-        return self._issue(self._table.reduce(tensors[0], opts.reduceOp, opts.rootRank), opts)
+        opts, first = opts or distributed_c10d.ReduceOptions(), _first(tensors)
+        return self._sum(
+            "reduce", first, lambda table: table.reduce(first, opts.reduceOp, opts.rootRank), opts, tensors
+        )
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.BroadcastOptions()
-        if not self._serves(_first(tensors)):
-            return self._other(tensors[0]).broadcast(tensors, opts)
-        return self._issue(self._table.broadcast(tensors, opts.rootRank), opts)
+        opts, first = opts or distributed_c10d.BroadcastOptions(), _first(tensors)
+        return self._move("broadcast", first, lambda table: table.broadcast(tensors, opts.rootRank), opts, tensors)
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.AllgatherOptions()
-        if not self._serves(_first(tensors)):
-            return self._other(tensors[0]).allgather(outputs, tensors, opts)
-        return self._issue(self._table.all_gather(outputs[0], tensors[0]), opts)
+        opts, first = opts or distributed_c10d.AllgatherOptions(), _first(tensors)
+        return self._move("allgather", first, lambda table: table.all_gather(outputs[0], first), opts, outputs, tensors)
 
     def allgather_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.AllgatherOptions()
-        if not self._serves(_first(tensors)):
-            return self._other(tensors[0]).allgather_coalesced(outputs, tensors, opts)
-        return self._issue(self._table.all_gather_coalesced(outputs, tensors), opts)
+        opts, first = opts or distributed_c10d.AllgatherOptions(), _first(tensors)
+        calls = partial(CallTable.all_gather_coalesced, outputs=outputs, tensors=tensors)
+        return self._move("allgather_coalesced", first, calls, opts, outputs, tensors)
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.AllgatherOptions()
-        if not self._serves(tensor):
-            return self._other(tensor).all_gather_single(output, tensor, opts)
-        return self._issue(self._table.all_gather_single([output], [tensor]), opts)
+        return self._gather_singly("all_gather_single", [output], [tensor], opts, output, tensor)
 
     def all_gather_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.AllgatherOptions()
-        if not self._serves(_first(tensors)):
-            return self._other(tensors[0]).all_gather_single_coalesced(outputs, tensors, opts)
-        return self._issue(self._table.all_gather_single(outputs, tensors), opts)
+        return self._gather_singly("all_gather_single_coalesced", outputs, tensors, opts, outputs, tensors)
 
     def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.ReduceScatterOptions()
-        if not self._serves_sum(_first(outputs)):
-            return self._other(outputs[0]).reduce_scatter(outputs, tensors, opts)
-        return self._issue(self._table.reduce_scatter(outputs[0], tensors[0], opts.reduceOp), opts)
+        opts, first = opts or distributed_c10d.ReduceScatterOptions(), _first(outputs)
+        calls = partial(CallTable.reduce_scatter, output=first, tensors=tensors[0], operation=opts.reduceOp)
+        return self._sum("reduce_scatter", first, calls, opts, outputs, tensors)
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.ReduceScatterOptions()
-        if not self._serves_sum(output):
-            return self._other(output).reduce_scatter_single(output, tensor, opts)
-        return self._issue(self._table.reduce_scatter_single([output], [tensor], opts.reduceOp), opts)
+        return self._scatter_singly("reduce_scatter_single", [output], [tensor], opts, output, tensor)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.ReduceScatterOptions()
-        if not self._serves_sum(_first(outputs)):
-            return self._other(outputs[0]).reduce_scatter_single_coalesced(outputs, tensors, opts)
-        return self._issue(self._table.reduce_scatter_single(outputs, tensors, opts.reduceOp), opts)
+        return self._scatter_singly("reduce_scatter_single_coalesced", outputs, tensors, opts, outputs, tensors)
 
     def gather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.GatherOptions()
-        if not self._serves(_first(tensors)):
-            return self._other(tensors[0]).gather(outputs, tensors, opts)
+        opts, first = opts or distributed_c10d.GatherOptions(), _first(tensors)
         targets = outputs[0] if outputs else []
-        return self._issue(self._table.gather(targets, tensors[0], opts.rootRank), opts)
+        calls = partial(CallTable.gather, outputs=targets, tensor=first, root=opts.rootRank)
+        return self._move("gather", first, calls, opts, outputs, tensors)
 
     def scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.ScatterOptions()
-        if not self._serves(_first(outputs)):
-            return self._other(outputs[0]).scatter(outputs, tensors, opts)
+        opts, first = opts or distributed_c10d.ScatterOptions(), _first(outputs)
         sources = tensors[0] if tensors else []
-        return self._issue(self._table.scatter(outputs[0], sources, opts.rootRank), opts)
+        calls = partial(CallTable.scatter, output=first, tensors=sources, root=opts.rootRank)
+        return self._move("scatter", first, calls, opts, outputs, tensors)
 
     def alltoall(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or distributed_c10d.AllToAllOptions()
-        if not self._serves(_first(tensors)):
-            return self._other(tensors[0]).alltoall(outputs, tensors, opts)
-        return self._issue(self._table.all_to_all(outputs, tensors), opts)
+        opts, first = opts or distributed_c10d.AllToAllOptions(), _first(tensors)
+        return self._move("alltoall", first, lambda table: table.all_to_all(outputs, tensors), opts, outputs, tensors)
 
     def all_to_all_single(
         self, output: Any, tensor: Any, output_splits: Any = (), input_splits: Any = (), opts: Any = None
     ) -> Any:
-        opts = opts or distributed_c10d.AllToAllOptions()
-        if not self._serves(tensor):
-            return self._other(tensor).all_to_all_single(output, tensor, output_splits, input_splits, opts)
-        splits = output_splits, input_splits
-        return self._issue(self._table.all_to_all_single(output, tensor, *splits), opts)
+        opts, arguments = opts or distributed_c10d.AllToAllOptions(), (output, tensor, output_splits, input_splits)
+        return self._move(
+            "all_to_all_single", tensor, lambda table: table.all_to_all_single(*arguments), opts, *arguments
+        )
 
     def barrier(self, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.BarrierOptions()
         device = self._barrier_device(opts)
         if not self._serves_on(device.type):
             return self._delegated.group(self, device.type).barrier(opts)
-        return self._issue(self._table.barrier(), opts)
+        work = self._shortly("barrier", "uint8", 1, self._token, self._token, opts)
+        return self._issue(self._table.barrier(self._token), opts, "barrier") if work is None else work
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names missing ranks: see :class:`MonitoredBarrier`."""
@@ -247,19 +235,16 @@ class BlinkProcessGroup(dist.ProcessGroup):
     # Messages
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        if not self._serves(_first(tensors)):
-            return self._other(tensors[0]).send(tensors, dst, tag)
-        return self._issuer.issue(self._table.send(tensors[0], dst, tag), True, self._timeout_s)
+        first = _first(tensors)
+        return self._move("send", first, lambda table: table.send(first, dst, tag), None, tensors, dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
-        if not self._serves(_first(tensors)):
-            return self._other(tensors[0]).recv(tensors, src, tag)
-        return self._issuer.issue(self._table.receive(tensors[0], src, tag), True, self._timeout_s)
+        first = _first(tensors)
+        return self._move("recv", first, lambda table: table.receive(first, src, tag), None, tensors, src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        if not self._serves(_first(tensors)):
-            return self._other(tensors[0]).recv_anysource(tensors, tag)
-        return self._issuer.issue(self._table.receive(tensors[0], None, tag), True, self._timeout_s)
+        first = _first(tensors)
+        return self._move("recv_anysource", first, lambda table: table.receive(first, None, tag), None, tensors, tag)
 
     # Several calls as one
 
@@ -295,13 +280,15 @@ class BlinkProcessGroup(dist.ProcessGroup):
         """The group's store; the C++ side has none before torch 2.14."""
         return self._store
 
-    def by_steps(self, call: CollectiveCall, tensor: Tensor) -> InPlaceBySteps | None:
-        """A repeatable AllReduce of flat CPU memory without threads; None: the transport has no such call."""
-        return self._issuer.by_steps(call, tensor.data_ptr(), self._timeout_s)
+    def start_in_place(self, call: CollectiveCall, tensor: Tensor) -> SteppedWork | None:
+        """Begin an AllReduce of flat CPU memory, which continues where it is awaited; None: impossible now."""
+        address = tensor.data_ptr()
+        made = TorchCall("all_reduce", [tensor], self._table.memory(), [AddressedCall(call, address, address)])
+        return self._issuer.start(made, self._timeout_s)
 
     def stats(self) -> dict[str, int]:
-        """The counters of this group's transport."""
-        return self._transport.stats()
+        """The counters of this group: :meth:`Issuer.stats`."""
+        return self._issuer.stats()
 
     # Its end
 
@@ -316,34 +303,54 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._issuer.close()
 
     def _end(self, how: Callable[[], None]) -> None:
-        counters.settle(self._transport)
+        counters.settle(self._issuer)
         self._delegated.shutdown()
+        self._short.clear()
         how()
 
     # Helpers
 
-    def _sum_now(self, tensor: Tensor, timeout: timedelta) -> bool:
-        """Fast path: sum at once, in place, without making objects. True if it was possible."""
-        dtype, count = DTYPES.get(tensor.dtype), tensor.numel()
-        if dtype is None or not count or not tensor.is_cpu:
-            return False
-        try:
-            if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_nested:
-                return False
-            address = tensor.data_ptr()
-        except RuntimeError:  # of another layout, or inside a function transform
-            return False
-        if not address or (address & 15 and address % tensor.itemsize):
-            return False  # a wrapper, or it begins amid an element
-        if not self._serves_cpu and not self._serves_on("cpu"):
-            return False
+    def _shortly(self, title: str, dtype: str | None, count: int, source: Tensor, target: Tensor, opts: Any) -> Any:
+        """The short way, with few objects, for tensors on plain memory; None: the call has to go the long way."""
+        if dtype is None or not count or not source.is_cpu or watched():
+            return None
+        send = address_in_order((source,))
+        recv = send if target is source else target.is_cpu and address_in_order((target,))
+        if not send or not recv or not (self._serves_cpu or self._serves_on("cpu")):
+            return None
+        short = self._short.get((title, dtype, count))
+        if short is None:
+            if len(self._short) >= _KEPT_SHORT:
+                self._short.clear()
+            short = self._issuer.short(title, CollectiveCall(_SHORT[title], dtype, count))
+            self._short[title, dtype, count] = short
+        timeout = opts.timeout
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
-        call = self._sums.get((dtype, count))
-        if call is None:
-            if len(self._sums) >= _KEPT_SUMS:
-                self._sums.clear()
-            call = self._sums[dtype, count] = CollectiveCall("allreduce", dtype, count)
-        return self._issuer.run_now(call, address, timeout_s)
+        return self._issuer.shortly(short, send, recv, [target, source], opts.asyncOp, timeout_s)
+
+    def _gather_singly(self, name: str, outputs: Any, tensors: Any, opts: Any, *arguments: Any) -> Any:
+        opts, first = opts or distributed_c10d.AllgatherOptions(), _first(tensors)
+        if self._is_pair(outputs, tensors):
+            work = self._shortly("_allgather_base", "uint8", first.nbytes, first, outputs[0], opts)
+            if work is not None:
+                return work
+        return self._move(name, first, lambda table: table.all_gather_single(outputs, tensors), opts, *arguments)
+
+    def _scatter_singly(self, name: str, outputs: Any, tensors: Any, opts: Any, *arguments: Any) -> Any:
+        opts, first = opts or distributed_c10d.ReduceScatterOptions(), _first(outputs)
+        if opts.reduceOp == _SUM and self._is_pair(tensors, outputs):
+            dtype = DTYPES.get(first.dtype)
+            work = self._shortly("_reduce_scatter_base", dtype, first.numel(), tensors[0], first, opts)
+            if work is not None:
+                return work
+        calls = partial(CallTable.reduce_scatter_single, outputs=outputs, tensors=tensors, operation=opts.reduceOp)
+        return self._sum(name, first, calls, opts, *arguments)
+
+    def _is_pair(self, wholes: Sequence[Tensor], parts: Sequence[Tensor]) -> bool:
+        """True for one tensor with room for one of each rank; the long way refuses what does not fit."""
+        if len(wholes) != 1 or len(parts) != 1 or wholes[0].dtype != parts[0].dtype:
+            return False
+        return bool(wholes[0].numel() == parts[0].numel() * self._table.size)
 
     def _serves_sum(self, tensor: Tensor) -> bool:
         """Call :meth:`_serves` for a tensor to reduce; refuse it if the promised order would not be kept."""
@@ -364,10 +371,31 @@ class BlinkProcessGroup(dist.ProcessGroup):
             self._serves_cpu = named.get("cpu") == "blink"
         return kind == "cpu" and self._serves_cpu
 
-    def _issue(self, call: TorchCall, opts: Any) -> Any:
-        timeout = opts.timeout
-        timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
-        return self._issuer.issue(call, opts.asyncOp, timeout_s)
+    def _sum(self, name: str, first: Tensor, call: _Calls, opts: Any, *arguments: Any) -> Any:
+        """:meth:`_move` for a reduction."""
+        if not self._serves_sum(first):
+            return getattr(self._other(first), name)(*arguments, opts)
+        return self._issue(call(self._table), opts, name, *arguments)
+
+    def _move(self, name: str, first: Tensor, call: _Calls, opts: Any, *arguments: Any) -> Any:
+        """Issue ``call`` of the method ``name``, or let the backend for its ``first`` tensor serve it.
+
+        Messages have no options: None for ``opts``.
+        """
+        if not self._serves(first):
+            return getattr(self._other(first), name)(*arguments, *(() if opts is None else (opts,)))
+        return self._issue(call(self._table), opts, name, *arguments)
+
+    def _issue(self, call: TorchCall, opts: Any, name: str, *arguments: Any) -> Any:
+        timeout_s, asynchronous = self._timeout_s, True
+        if opts is not None:
+            asynchronous, arguments = opts.asyncOp, (*arguments, opts)
+            if opts.timeout >= _NO_TIME:
+                timeout_s = opts.timeout.total_seconds()
+        if not watched():
+            return self._issuer.issue(call, asynchronous, timeout_s)
+        with self._shown.call(name, arguments, call.shown):
+            return self._issuer.issue(call, asynchronous, timeout_s)
 
     def _barrier_device(self, opts: Any) -> torch.device:
         """The group's device that a barrier is for."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from threading import Condition, Lock, local
+from threading import Event, Lock, local
 from typing import Any
 
 import torch
@@ -66,10 +66,10 @@ class PendingWork(BlinkWork):
 
     def __init__(self, result: list[Tensor], what: str) -> None:
         super().__init__()
+        self.ended = False
         self._result = result
         self._what = what
-        self._changed = Condition()
-        self._ended = False
+        self._end: Event | None = None  # made by the first thread that has to wait
         self._error: BaseException | None = None
         self._source: int | None = None
         self._depth: int = getattr(_here, "depth", 0)
@@ -78,26 +78,32 @@ class PendingWork(BlinkWork):
 
     def end(self, error: BaseException | None = None, source: int | None = None) -> None:
         """End the work; called once, in the thread that detects the end. ``source``: the rank that sent a message."""
-        with self._changed:
-            self._ended, self._error, self._source = True, error, source
+        with _changing:
+            self._error, self._source, self.ended = error, source, True
             promise = self._promise
-            self._changed.notify_all()
+        if self._end is not None:
+            self._end.set()
         if promise is not None:
             _completer(self._depth).submit(promise.set_result, None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end, at most for ``timeout`` (DeadlineError: the call continues); raises its error."""
-        seconds = timeout.total_seconds() if timeout > timedelta(0) else None
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._ended, seconds):
-                text = f"waited {seconds:g} s for {self._what}, which has not ended; is the peer there?"
-                raise for_torch(DeadlineError(text))
+        if not self.ended:
+            self._await(timeout.total_seconds() if timeout > timedelta(0) else None)
         if self._error is not None:
             raise self._error
         return True
 
+    def _await(self, seconds: float | None) -> None:
+        with _changing:
+            if self._end is None:
+                self._end = Event()
+        if not self.ended and not self._end.wait(seconds):
+            text = f"waited {seconds:g} s for {self._what}, which has not ended; is the peer there?"
+            raise for_torch(DeadlineError(text))
+
     def is_completed(self) -> bool:
-        return self._ended
+        return self.ended
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -117,15 +123,16 @@ class PendingWork(BlinkWork):
 
     def get_future(self) -> Any:
         """A future that completes by itself, with the tensors or with the error."""
-        with self._changed:
-            if self._future is None:
-                self._promise = torch.futures.Future()
-                # An error that then() raises is one for C++ too; set_exception's is a value that DDP cannot read.
-                self._future = self._promise.then(self._settle())
-                if self._ended:
-                    promise, self._promise = self._promise, None
-                    promise.set_result(None)
-            return self._future
+        with _changing:
+            if self._future is not None:
+                return self._future
+            self._promise = torch.futures.Future()
+            # An error that then() raises is one for C++ too; set_exception's is a value that DDP cannot read.
+            self._future = self._promise.then(self._settle())
+            ended = self.ended
+        if ended:
+            self._promise.set_result(None)
+        return self._future
 
     def _settle(self) -> Callable[[Any], list[Tensor]]:
         def settled(_: Any) -> list[Tensor]:
@@ -135,6 +142,9 @@ class PendingWork(BlinkWork):
 
         return settled
 
+
+#: Held while a work changes its state; short, and never while another lock is taken.
+_changing = Lock()
 
 #: ``depth``: the number of nested callbacks that this thread runs.
 _here = local()
@@ -154,8 +164,8 @@ def _completer(depth: int) -> ThreadPoolExecutor:
 
 def _forget() -> None:
     """Clear the threads in a forked child, which has none of them."""
-    global _making
-    _making = Lock()
+    global _changing, _making
+    _changing, _making = Lock(), Lock()
     _completers.clear()
 
 

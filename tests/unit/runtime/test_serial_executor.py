@@ -104,9 +104,9 @@ class Steps:
         self.log, self.name = log, name
         self.ready, self.ended = threading.Event(), False
 
-    def go_on(self, wait: bool) -> None:
+    def go_on(self, patience_us: int | None) -> None:
         assert not self.ended
-        if self.ready.wait(WAIT_S if wait else 0):
+        if self.ready.wait(WAIT_S if patience_us is None else patience_us / 1e6):
             self.ended = True
             self.log.append((self.name, threading.get_ident()))
 
@@ -142,6 +142,50 @@ def test_calls_by_steps_finish_before_later_submissions(executor: SerialExecutor
     assert threading.get_ident() not in {thread for _, thread in log}
     assert executor.submit(lambda: None).result(WAIT_S) is None
     assert executor.idle
+
+
+def test_a_call_by_steps_is_left_to_the_thread_where_another_holds_the_lock(executor: SerialExecutor) -> None:
+    log: list[tuple[str, int]] = []
+    call = Steps(log, "call")
+    call.ready.set()
+    locked, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with executor.lock:
+            locked.set()
+            done.wait(WAIT_S)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    locked.wait(WAIT_S)
+    executor.start(call)
+    executor.go_on()
+    assert executor.busy
+    assert executor.wakes == 0
+    executor.finish(call)  # does not wait for the lock
+    assert not call.ended
+    assert executor.wakes == 1
+    done.set()
+    holder.join()
+    executor.submit(lambda: None).result(WAIT_S)
+    assert log == [("call", executor._thread.ident)]  # type: ignore[union-attr]
+
+
+def test_a_signal_handler_within_a_step_neither_steps_nor_waits(executor: SerialExecutor) -> None:
+    refusals: list[str] = []
+
+    class Interrupted(Steps):
+        def go_on(self, patience_us: int | None) -> None:
+            executor.go_on()
+            for use in (executor.finish_steps, executor.close):
+                with pytest.raises(CommunicationError, match="this signal handler runs during a call") as refused:
+                    use()
+                refusals.append(str(refused.value))
+            self.ended = True
+
+    executor.start(Interrupted([], "outer"))
+    assert len(refusals) == 2
+    assert not executor.busy
 
 
 def test_close_finishes_calls_by_steps() -> None:

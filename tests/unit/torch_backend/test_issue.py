@@ -22,8 +22,17 @@ SUM = CollectiveCall("allreduce", "float32", 1)
 BACKGROUND = "blink-torch"
 
 
+def sum_now(issuer):
+    """The short way of a sum; None if it is not open."""
+    tensor = torch.zeros(1)
+    address = tensor.data_ptr()
+    return issuer.shortly(issuer.short("all_reduce", SUM), address, address, [tensor], False, 5.0)
+
+
 class Scripted:
     """A transport that records calls; collectives wait while :attr:`free` is clear."""
+
+    size = 2
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -94,14 +103,14 @@ def test_an_asynchronous_call_does_not(issuer, transport, table):
 def test_a_synchronous_call_waits_for_its_turn(issuer, transport, table):
     transport.free.clear()
     first = issuer.issue(table.broadcast([torch.ones(1)], root=1), True, 5.0)
-    assert not issuer.run_now(SUM, 8, 5.0)
+    assert not sum_now(issuer)
     threading.Timer(0.05, transport.free.set).start()
-    second = issuer.issue(table.barrier(), False, 5.0)
+    second = issuer.issue(table.barrier(torch.zeros(1, dtype=torch.uint8)), False, 5.0)
     assert first.is_completed()
     assert second.is_completed()
     assert transport.names() == ["broadcast", "allreduce"]
     assert transport.threads == [BACKGROUND] * 2
-    assert issuer.run_now(SUM, 8, 5.0), "afterwards calls run at once again"
+    assert sum_now(issuer), "afterwards calls run at once again"
     assert transport.threads[-1] == threading.current_thread().name
 
 
@@ -144,16 +153,16 @@ def test_coalesced_calls_are_one_work(issuer, transport, table):
     for number in range(3):
         request = table.broadcast([torch.full((1,), float(number))], root=1)
         assert not issuer.issue(request, False, 5.0).is_completed()
-    assert not issuer.run_now(SUM, 8, 5.0)
+    assert not sum_now(issuer)
     together = issuer.end_coalescing()
     assert not together.is_completed()
     transport.free.set()
     assert together.wait()
     assert transport.names() == ["broadcast"] * 3
-    assert issuer.run_now(SUM, 8, 5.0), "coalescing has ended"
+    assert sum_now(issuer), "coalescing has ended"
 
 
 def test_the_short_way_fails_as_the_long_one(issuer, transport):
     transport.fails = DeadlineError("waited")
     with pytest.raises(RuntimeError, match="all_reduce: Timed out - waited"):
-        issuer.run_now(SUM, 8, 5.0)
+        sum_now(issuer)

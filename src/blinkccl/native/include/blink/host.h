@@ -45,7 +45,7 @@ enum blink_code {
   BLINK_SYSTEM = 6,     // a system call failed;
   BLINK_INTERRUPTED = 7, // a signal handler raised; the communicator is aborted;
   BLINK_UNSUPPORTED = 8, // the segment is too small for the call, or no plan serves it;
-  BLINK_AGAIN = 9,       // of blink_op_step: the call is not complete;
+  BLINK_AGAIN = 9,       // of blink_op_start and blink_op_step: the call is not complete;
   BLINK_REFUSED = 10,    // invalid arguments of a call that has not begun: the communicator stays usable
 };
 
@@ -308,12 +308,14 @@ int blink_op_add_variant(blink_op* op, blink_op* variant);
 // Runs the operation. One call at a time per communicator, in the same order on all ranks. `scale` multiplies this
 // rank's own contribution if `scaled`. `timeout_us` counts from now.
 int blink_op_run(blink_op* op, const void* input, void* output, int scaled, double scale, int64_t timeout_us);
-// The same in steps, which different threads may take, one at a time. start prepares the call. Each step progresses
-// until it would have to wait for another rank. finish waits for the end. No other call on the communicator is allowed
-// in between. If start fails, do not call step and finish.
-int blink_op_start(blink_op* op, const void* input, void* output, int64_t timeout_us);
-int blink_op_step(blink_op* op);
+// The same in steps, which different threads may take, one at a time. start and step progress until the call would have to
+// wait for another rank for longer than `patience_us`. finish waits for the end. No other call on the communicator is
+// allowed in between. After any result but BLINK_AGAIN the call has ended.
+int blink_op_start(blink_op* op, const void* input, void* output, int64_t timeout_us, int64_t patience_us);
+int blink_op_step(blink_op* op, int64_t patience_us);
 int blink_op_finish(blink_op* op);
+// 1 if the call in progress has only messages of others to receive, so that no rank waits for its next step; else 0.
+int blink_op_only_receives(const blink_op* op);
 // Runs the operation `iterations` times: barrier, clock, op, clock; or, `with_barrier`, clock, barrier, op, clock.
 // `seconds` has one entry per iteration.
 int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* output, int64_t iterations,
