@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <system_error>
 
 #include "clock.h"
 #include "kernels.h"
@@ -661,15 +662,12 @@ bool blink_comm::can_cross() const {
   return true;
 }
 
-int blink_comm::read_private(int peer, void* into, std::uint64_t from, std::size_t bytes, const blink::Site& site) {
-  const std::int64_t pid = segment_.rank(peer).life.pid.load(std::memory_order_relaxed);
-  return read_other(pid, into, from, bytes) ? BLINK_OK : private_failure(peer, site);
+bool blink_comm::read_private(int peer, void* into, std::uint64_t from, std::size_t bytes) const {
+  return read_other(segment_.rank(peer).life.pid.load(std::memory_order_relaxed), into, from, bytes);
 }
 
-int blink_comm::write_private(int peer, std::uint64_t into, const void* from, std::size_t bytes,
-                              const blink::Site& site) {
-  const std::int64_t pid = segment_.rank(peer).life.pid.load(std::memory_order_relaxed);
-  return write_other(pid, into, from, bytes) ? BLINK_OK : private_failure(peer, site);
+bool blink_comm::write_private(int peer, std::uint64_t into, const void* from, std::size_t bytes) const {
+  return write_other(segment_.rank(peer).life.pid.load(std::memory_order_relaxed), into, from, bytes);
 }
 
 // A dying process loses its memory first, then the lock by which the others detect its death.
@@ -780,6 +778,16 @@ int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t 
 
 void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_python(*python); }
 
+int blink_set_threads(blink_comm* comm, int32_t threads) {
+  if (threads < 1 || threads > BLINK_MOST_THREADS) return BLINK_INVALID;
+  try {
+    comm->set_threads(threads);
+  } catch (const std::system_error&) {
+    return BLINK_SYSTEM;
+  }
+  return BLINK_OK;
+}
+
 void blink_set_idle(blink_comm* comm, const blink_idle* idle) { comm->set_idle(*idle); }
 
 
@@ -791,7 +799,8 @@ void blink_get_stats(blink_comm* comm, blink_stats* stats) {
   const blink::Counters& c = comm->stats();
   *stats = {c.calls.count(),        c.messages.count(),     c.message_bytes.count(), c.inline_bytes.count(),
             c.staged_bytes.count(), c.direct_read_bytes.count(), c.direct_write_bytes.count(),  c.crossed_bytes.count(),
-            c.network_bytes.count(), c.stepwise.count(),    c.yields.count(),            c.sleeps.count()};
+            c.network_bytes.count(), c.stepwise.count(),    c.yields.count(),            c.sleeps.count(),
+            c.parts.count()};
 }
 
 int blink_record(blink_comm* comm, int64_t events, int64_t least_bytes) {

@@ -14,6 +14,7 @@
 #include "recorder.h"
 #include "remote_streams.h"
 #include "segment.h"
+#include "team.h"
 
 namespace blink {
 
@@ -52,7 +53,7 @@ class Counter {
 // The counters behind blink_stats.
 struct Counters {
   Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_read_bytes, direct_write_bytes,
-      crossed_bytes, network_bytes, stepwise, yields, sleeps;
+      crossed_bytes, network_bytes, stepwise, yields, sleeps, parts;
 };
 
 // The data that a rank publishes at the beginning of a call.
@@ -158,6 +159,9 @@ struct blink_comm {
   void set_python(const blink_python& python) { python_ = python; }
   void take_raised(void* raised[3]);
   void set_idle(const blink_idle& idle) { idle_ = idle; }
+  // The threads that share passes over memory; at first the calling one alone.
+  void set_threads(int threads) { team_ = std::make_unique<blink::Team>(threads); }
+  blink::Team& team() const { return *team_; }
   int set_heap(int rank, void* base, int fd, std::uint64_t bytes);
   // The local address of `bytes` at `offset` of a buffer that `peer` lends; nullptr if they are not wholly inside it.
   unsigned char* borrowed(int peer, const blink::Lent& buffer, std::int64_t offset, std::size_t bytes) const {
@@ -174,9 +178,10 @@ struct blink_comm {
   static std::uint64_t private_address(const blink::Lent& buffer, std::int64_t offset, std::size_t bytes);
   // Checks that this rank can read every peer's memory, by reading a secret that only the right process has.
   bool can_cross() const;
-  // Cross-memory copies. Return 0, or the code of the failure that ended the call.
-  int read_private(int peer, void* into, std::uint64_t from, std::size_t bytes, const blink::Site& site);
-  int write_private(int peer, std::uint64_t into, const void* from, std::size_t bytes, const blink::Site& site);
+  // Cross-memory copies, in any thread; false if the system denies them. The call then ends with private_failure.
+  bool read_private(int peer, void* into, std::uint64_t from, std::size_t bytes) const;
+  bool write_private(int peer, std::uint64_t into, const void* from, std::size_t bytes) const;
+  int private_failure(int peer, const blink::Site& site);
   // Enclose every write into another rank's buffers. start_writing returns 0, or a code if writing is no longer
   // allowed.
   int start_writing();
@@ -243,7 +248,6 @@ struct blink_comm {
   int mismatch(int peer, std::uint64_t sequence);
   void ring(int peer);
   blink::Life& life() const { return segment_.rank(rank_).life; }
-  int private_failure(int peer, const blink::Site& site);
   void show(blink::Waiting& shown, const blink::Site& site, std::int64_t since_us);
 
   blink::Segment segment_;
@@ -281,6 +285,7 @@ struct blink_comm {
   std::uint8_t secret_[sizeof(blink::Header::token)] = {};
   blink::Counters stats_;
   blink::Recorder recorder_;
+  std::unique_ptr<blink::Team> team_ = std::make_unique<blink::Team>(1);
   std::unique_ptr<blink::Network> network_;
   std::unique_ptr<blink::RemoteStreams> streams_;
   std::vector<int> bells_;  // eventfds by rank; -1: none

@@ -16,6 +16,7 @@ namespace {
 
 // A piece that stays in a second-level cache between two copies.
 constexpr std::size_t kPieceBytes = 256 << 10;
+constexpr std::size_t kLeastPartBytes = 64 << 10;  // of a pass, for another thread
 
 // The time without progress after which an execution switches to steps, as in a wait.
 constexpr std::int64_t kPatienceUs = 2'000;
@@ -425,7 +426,7 @@ int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
   }
   const blink::Stepwise& steps = tables_.kernel->stepwise;
   const std::size_t needed = chunk.elements * tables_.kernel->accumulator_size;
-  unsigned char* value = scratch(needed + chunk.bytes);
+  unsigned char* value = scratch(passes_[0].scratch, needed + chunk.bytes);
   unsigned char* fetched = value + needed;
   // A single operand keeps its bits, as in combine().
   const bool contributes = role.source != kNowhere;
@@ -453,7 +454,9 @@ int blink_op::execute_stepwise(const blink_role& role, const Chunk& chunk) {
     if (const blink::Inbox* remote = inbox(receive)) {
       add(remote->message(received_[static_cast<std::size_t>(receive.queue)]), false);
     } else if (routes_.reads_private(receive, chunk.index)) {
-      if (const int code = read_private(role, receive, chunk, 0, fetched, chunk.bytes)) return code;
+      const PrivateSource source = private_source(receive, chunk);
+      if (source.from == 0) return not_lent(role, peer, chunk.index);
+      if (!read_private(source, fetched, 0, chunk.bytes)) return comm_.private_failure(peer, at);
       add(fetched, false);
     } else if (!routes_.is_written(receive, chunk.index)) {
       const void* from = routes_.message(receive, chunk, received_[static_cast<std::size_t>(receive.queue)]);
@@ -501,7 +504,8 @@ int blink_op::collect_sources(const blink_role& role, const Chunk& chunk, std::i
     }
     if (routes_.is_written(receive, chunk.index)) continue;
     if (routes_.reads_private(receive, chunk.index)) {
-      private_sources_.push_back({sources_.size(), &receive});
+      private_sources_.push_back(private_source(receive, chunk));
+      if (private_sources_.back().from == 0) return not_lent(role, static_cast<int>(receive.rank), chunk.index);
       sources_.push_back(nullptr);
       continue;
     }
@@ -509,6 +513,13 @@ int blink_op::collect_sources(const blink_role& role, const Chunk& chunk, std::i
     if (sources_.back() == nullptr) return not_lent(role, static_cast<int>(receive.rank), chunk.index);
   }
   return BLINK_OK;
+}
+
+// A message in its sender's own memory, as the next source; `from` is 0 if it is outside the sender's buffer.
+blink_op::PrivateSource blink_op::private_source(const blink_receive& receive, const Chunk& chunk) const {
+  const std::int64_t offset = receive.direct_offset + static_cast<std::int64_t>(chunk.bytes_before);
+  const std::uint64_t at = blink_comm::private_address(routes_.lent(receive), offset, chunk.bytes);
+  return {sources_.size(), static_cast<int>(receive.rank), at};
 }
 
 // Collects all addresses to which the result of an execution is written.
@@ -561,86 +572,110 @@ int blink_op::not_lent(const blink_role& role, int peer, std::int64_t chunk) {
                     "in Blink: please report it");
 }
 
-// Moves the data from all sources to all targets.
+// Moves the data from all sources to all targets. Threads of the rank share a large chunk.
 int blink_op::move(const blink_role& role, const Chunk& chunk, std::int32_t own) {
-  int code = BLINK_OK;
-  if (writes_others_ && (code = comm_.start_writing()) != BLINK_OK) return code;
-  if (!sources_.empty() && !targets_.empty()) {
-    if (private_sources_.empty()) {
-      combine(role, sources_, targets_, chunk.bytes, own);
-    } else {
-      const bool alone = sources_.size() == 1 && role.divisor <= 1;
-      code = alone ? copy_private(role, chunk) : combine_private(role, chunk, own);
-    }
+  if (sources_.empty()) return BLINK_OK;
+  if (writes_others_) {
+    if (const int code = comm_.start_writing()) return code;
   }
-  for (const PrivateTarget& target : private_targets_) {
-    if (code != BLINK_OK || sources_.empty()) break;
-    code = comm_.write_private(target.peer, target.into, sources_[0], chunk.bytes,
-                               site(BLINK_WAITS_READER, role, target.peer, chunk.index));
-  }
+  std::atomic<int> denied{-1};
+  const auto move_part = [&](int thread, std::size_t from, std::size_t bytes) {
+    const Pass pass{role, chunk, own, from, bytes};
+    const int peer = targets_.empty() ? -1 : read_and_combine(pass, passes_[static_cast<std::size_t>(thread)]);
+    const int refusing = peer >= 0 ? peer : write_private(pass);
+    if (refusing >= 0) denied.store(refusing, std::memory_order_relaxed);
+  };
+  divide(chunk.bytes, move_part);
   if (writes_others_) comm_.stop_writing();
-  return code;
+  const int peer = denied.load(std::memory_order_relaxed);
+  return peer < 0 ? BLINK_OK : comm_.private_failure(peer, site(BLINK_WAITS_MESSAGE, role, peer, chunk.index));
 }
 
-// Copies where the only source is in its sender's own memory.
-int blink_op::copy_private(const blink_role& role, const Chunk& chunk) {
-  const blink_receive& receive = *private_sources_[0].receive;
-  auto* target = static_cast<unsigned char*>(targets_[0]);
-  if (!past_caches_) {
-    if (const int code = read_private(role, receive, chunk, 0, target, chunk.bytes)) return code;
-  } else {
-    // The system's copy goes through the caches, so each piece is first copied to scratch memory that stays in them.
-    unsigned char* piece = scratch(kPieceBytes);
-    for (std::size_t from = 0; from < chunk.bytes; from += kPieceBytes) {
-      const std::size_t bytes = std::min(kPieceBytes, chunk.bytes - from);
-      if (const int code = read_private(role, receive, chunk, from, piece, bytes)) return code;
-      copy_result(target + from, piece, bytes);
-    }
+// Calls move_part(thread, from, bytes) for parts of `bytes`, in all threads if each gets a worthwhile part. Parts begin at
+// pages, so no element is cut.
+template <class MovePart>
+void blink_op::divide(std::size_t bytes, MovePart move_part) {
+  blink::Team& team = comm_.team();
+  const std::size_t parts = std::min(static_cast<std::size_t>(team.threads()), bytes / kLeastPartBytes);
+  passes_.resize(static_cast<std::size_t>(team.threads()));
+  if (parts <= 1) {
+    move_part(0, 0, bytes);
+    return;
   }
-  for (std::size_t i = 1; i < targets_.size(); ++i) blink::copy_bytes(targets_[i], target, chunk.bytes);
-  return BLINK_OK;
+  const std::size_t most = ((bytes + parts - 1) / parts + blink::kPage - 1) / blink::kPage * blink::kPage;
+  comm_.stats().parts += (bytes + most - 1) / most;
+  team.run(static_cast<int>((bytes + most - 1) / most), [&](int thread, int part) {
+    const std::size_t from = static_cast<std::size_t>(part) * most;
+    move_part(thread, from, std::min(most, bytes - from));
+  });
 }
 
-// Reduces where some of several sources are in their senders' own memory: each piece is first copied to scratch memory
-// that stays in a cache.
-int blink_op::combine_private(const blink_role& role, const Chunk& chunk, std::int32_t own) {
+// The part of all targets. Returns a peer whose memory the system does not let this rank read, or -1.
+int blink_op::read_and_combine(const Pass& pass, PassMemory& memory) const {
+  if (private_sources_.size() == 1 && sources_.size() == 1 && pass.role.divisor <= 1) return copy_private(pass, memory);
+  // Pieces of data in other ranks' own memory are first copied to scratch memory that stays in a cache.
   const std::size_t sources = private_sources_.size();
-  const std::size_t most = std::max<std::size_t>(1, kPieceBytes / sources / blink::kPage) * blink::kPage;
-  const std::size_t piece = std::min(most, chunk.bytes);
-  unsigned char* pieces = scratch(piece * sources);
-  for (std::size_t from = 0; from < chunk.bytes; from += piece) {
-    const std::size_t bytes = std::min(piece, chunk.bytes - from);
-    piece_sources_.clear();
-    piece_targets_.clear();
+  const std::size_t most =
+      sources == 0 ? pass.bytes : std::max<std::size_t>(1, kPieceBytes / sources / blink::kPage) * blink::kPage;
+  const std::size_t piece = std::min(most, pass.bytes);
+  unsigned char* pieces = sources == 0 ? nullptr : scratch(memory.scratch, piece * sources);
+  for (std::size_t done = 0; done < pass.bytes; done += piece) {
+    const std::size_t from = pass.from + done, bytes = std::min(piece, pass.bytes - done);
+    memory.sources.clear();
+    memory.targets.clear();
     for (const void* source : sources_) {
-      piece_sources_.push_back(source == nullptr ? nullptr : static_cast<const unsigned char*>(source) + from);
+      memory.sources.push_back(source == nullptr ? nullptr : static_cast<const unsigned char*>(source) + from);
     }
-    for (void* target : targets_) piece_targets_.push_back(static_cast<unsigned char*>(target) + from);
+    for (void* target : targets_) memory.targets.push_back(static_cast<unsigned char*>(target) + from);
     for (std::size_t i = 0; i < sources; ++i) {
       unsigned char* into = pieces + i * piece;
-      if (const int code = read_private(role, *private_sources_[i].receive, chunk, from, into, bytes)) return code;
-      piece_sources_[private_sources_[i].source] = into;
+      if (!read_private(private_sources_[i], into, from, bytes)) return private_sources_[i].peer;
+      memory.sources[private_sources_[i].source] = into;
     }
-    combine(role, piece_sources_, piece_targets_, bytes, own);
+    combine(pass.role, memory.sources, memory.targets, bytes, pass.own);
   }
-  return BLINK_OK;
+  return -1;
+}
+
+// The same where the only source is in its sender's own memory.
+int blink_op::copy_private(const Pass& pass, PassMemory& memory) const {
+  const PrivateSource& source = private_sources_[0];
+  auto* target = static_cast<unsigned char*>(targets_[0]) + pass.from;
+  if (!past_caches_) {
+    if (!read_private(source, target, pass.from, pass.bytes)) return source.peer;
+  } else {
+    // The system's copy goes through the caches, so each piece is first copied to scratch memory that stays in them.
+    unsigned char* piece = scratch(memory.scratch, kPieceBytes);
+    for (std::size_t done = 0; done < pass.bytes; done += kPieceBytes) {
+      const std::size_t bytes = std::min(kPieceBytes, pass.bytes - done);
+      if (!read_private(source, piece, pass.from + done, bytes)) return source.peer;
+      copy_result(target + done, piece, bytes);
+    }
+  }
+  for (std::size_t i = 1; i < targets_.size(); ++i) {
+    blink::copy_bytes(static_cast<unsigned char*>(targets_[i]) + pass.from, target, pass.bytes);
+  }
+  return -1;
+}
+
+bool blink_op::read_private(const PrivateSource& source, void* into, std::size_t from, std::size_t bytes) const {
+  return comm_.read_private(source.peer, into, source.from + from, bytes);
+}
+
+// Writes the part into other ranks' own memory. Returns a peer for which the system does not allow this, or -1.
+int blink_op::write_private(const Pass& pass) const {
+  for (const PrivateTarget& target : private_targets_) {
+    const auto* part = static_cast<const unsigned char*>(sources_[0]) + pass.from;
+    if (!comm_.write_private(target.peer, target.into + pass.from, part, pass.bytes)) return target.peer;
+  }
+  return -1;
 }
 
 // `bytes` of scratch memory from the beginning of a page: copies to unaligned addresses are slow.
-unsigned char* blink_op::scratch(std::size_t bytes) {
-  scratch_.resize(std::max(scratch_.size(), bytes + blink::kPage));
-  const std::size_t beyond = reinterpret_cast<std::uintptr_t>(scratch_.data()) % blink::kPage;
-  return scratch_.data() + (beyond == 0 ? 0 : blink::kPage - beyond);
-}
-
-// Copies `bytes` of a message, starting at `from`, out of its sender's own memory.
-int blink_op::read_private(const blink_role& role, const blink_receive& receive, const Chunk& chunk, std::size_t from,
-                           void* into, std::size_t bytes) {
-  const int peer = static_cast<int>(receive.rank);
-  const std::int64_t offset = receive.direct_offset + static_cast<std::int64_t>(chunk.bytes_before + from);
-  const std::uint64_t at = blink_comm::private_address(routes_.lent(receive), offset, bytes);
-  if (at == 0) return not_lent(role, peer, chunk.index);
-  return comm_.read_private(peer, into, at, bytes, site(BLINK_WAITS_MESSAGE, role, peer, chunk.index));
+unsigned char* blink_op::scratch(std::vector<unsigned char>& memory, std::size_t bytes) {
+  memory.resize(std::max(memory.size(), bytes + blink::kPage));
+  const std::size_t beyond = reinterpret_cast<std::uintptr_t>(memory.data()) % blink::kPage;
+  return memory.data() + (beyond == 0 ? 0 : blink::kPage - beyond);
 }
 
 // Copies a result to one target. Large results bypass the caches, because they would only evict other data, unless they
@@ -657,7 +692,7 @@ void blink_op::copy_result(void* target, const void* source, std::size_t bytes) 
 }
 
 void blink_op::combine(const blink_role& role, const std::vector<const void*>& sources,
-                       const std::vector<void*>& targets, std::size_t bytes, std::int32_t own) {
+                       const std::vector<void*>& targets, std::size_t bytes, std::int32_t own) const {
   const bool scaled = scaled_ && own >= 0;
   if (sources.size() == 1 && role.divisor <= 1 && !scaled) {
     for (void* target : targets) copy_result(target, sources[0], bytes);

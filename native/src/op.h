@@ -38,6 +38,29 @@ struct blink_op {
  private:
   using Chunk = blink::Chunk;
 
+  // A part of an execution's chunk that one thread moves.
+  struct Pass {
+    const blink_role& role;
+    const Chunk& chunk;
+    std::int32_t own;
+    std::size_t from, bytes;
+  };
+  // A thread's own memory during a pass.
+  struct PassMemory {
+    std::vector<const void*> sources;
+    std::vector<void*> targets;
+    std::vector<unsigned char> scratch;
+  };
+  struct PrivateSource {
+    std::size_t source;  // index in sources_, whose entry is null: the data is in the sender's own memory
+    int peer;
+    std::uint64_t from;  // address there
+  };
+  struct PrivateTarget {
+    int peer;
+    std::uint64_t into;  // address in the peer's own memory
+  };
+
   int check(const void* input, const void* output);
   int prepare(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
   int complete();
@@ -69,14 +92,17 @@ struct blink_op {
   void collect_own_target(const blink_role& role, std::size_t bytes_before);
   bool collect_write(const blink_reader& reader, const Chunk& chunk);
   int move(const blink_role& role, const Chunk& chunk, std::int32_t own);
-  int copy_private(const blink_role& role, const Chunk& chunk);
-  int combine_private(const blink_role& role, const Chunk& chunk, std::int32_t own);
-  int read_private(const blink_role& role, const blink_receive& receive, const Chunk& chunk, std::size_t from,
-                   void* into, std::size_t bytes);
-  unsigned char* scratch(std::size_t bytes);
+  template <class MovePart>
+  void divide(std::size_t bytes, MovePart move_part);
+  PrivateSource private_source(const blink_receive& receive, const Chunk& chunk) const;
+  int read_and_combine(const Pass& pass, PassMemory& memory) const;
+  int copy_private(const Pass& pass, PassMemory& memory) const;
+  bool read_private(const PrivateSource& source, void* into, std::size_t from, std::size_t bytes) const;
+  int write_private(const Pass& pass) const;
+  static unsigned char* scratch(std::vector<unsigned char>& memory, std::size_t bytes);
   void copy_result(void* target, const void* source, std::size_t bytes) const;
   void combine(const blink_role& role, const std::vector<const void*>& sources, const std::vector<void*>& targets,
-               std::size_t bytes, std::int32_t own);
+               std::size_t bytes, std::int32_t own) const;
 
   // Messages between hosts.
   void make_inboxes();
@@ -152,18 +178,10 @@ struct blink_op {
   std::int64_t stalled_us_ = 0;  // time of the first step without progress; 0: the last one made some
 
   // State of the current execution.
-  std::vector<const void*> sources_, piece_sources_;
-  std::vector<void*> targets_, piece_targets_;
-  struct PrivateSource {
-    std::size_t source;  // index in sources_, whose entry is null: the data is in the sender's own memory
-    const blink_receive* receive;
-  };
+  std::vector<const void*> sources_;
+  std::vector<void*> targets_;
   std::vector<PrivateSource> private_sources_;
-  struct PrivateTarget {
-    int peer;
-    std::uint64_t into;  // address in the peer's own memory
-  };
   std::vector<PrivateTarget> private_targets_;
   bool writes_others_ = false;  // some targets are in other ranks' buffers
-  std::vector<unsigned char> scratch_;
+  std::vector<PassMemory> passes_ = std::vector<PassMemory>(1);  // by thread
 };

@@ -165,6 +165,14 @@ class Endpoint:
         """Make waits yield the core early, because other threads need it; with ``long_waits`` they also sleep early."""
         self._library.blink_share_core(self.handle, long_waits)
 
+    def set_threads(self, threads: int) -> None:
+        """Share large chunks among ``threads`` of this rank, the calling one included."""
+        code = self._library.blink_set_threads(self.handle, threads)
+        if code != native.OK:
+            raise CommunicationError(
+                f"the system denies this rank {threads} threads (code {code}); set BLINK_THREADS=1"
+            )
+
     def can_cross(self) -> bool:
         """True if this rank may copy from every other rank's private memory; valid after all have joined."""
         return bool(self._library.blink_can_cross(self.handle))

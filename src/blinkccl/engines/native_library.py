@@ -21,6 +21,7 @@ ABORTED, INVALID, SYSTEM, INTERRUPTED = (_CODES[name] for name in ("aborted", "i
 UNSUPPORTED, AGAIN, REFUSED = (_CODES[name] for name in ("unsupported", "again", "refused"))
 CALL, EXECUTION, WAIT = (HEADER.constants[f"BLINK_EVENT_{kind}"] for kind in ("CALL", "EXECUTION", "WAIT"))
 MOST_EVENTS = HEADER.constants["BLINK_MOST_EVENTS"]
+MOST_THREADS = HEADER.constants["BLINK_MOST_THREADS"]
 #: Kinds of waits of a rank, by number.
 WAITS = tuple(HEADER.numbers("blink_waits", "BLINK_WAITS_"))
 

@@ -136,9 +136,12 @@ class Group(ABC):
             raise
 
     @abstractmethod
-    def share_core(self) -> None:
-        """Yield the core early in waits, because other threads of this process need it. By default waits spin for some
-        100 µs, since a rank that yields a core shared with another program loses it for milliseconds."""
+    def share_core(self, threads: int) -> None:
+        """Yield the core early in waits, because the program computes with ``threads`` that need it.
+
+        Large calls use as many. By default waits spin for some 100 µs, since a rank that yields a core shared with
+        another program loses it for milliseconds.
+        """
 
     @abstractmethod
     def time(

@@ -29,8 +29,8 @@ from blinkccl.engines.host import (
     statuses,
 )
 from blinkccl.engines.host_plan import Area, HostPlan
-from blinkccl.engines.native_library import Shape
-from blinkccl.errors import CommunicationError, PeerLostError, ScheduleError, UnsupportedError, UsageError
+from blinkccl.engines.native_library import MOST_THREADS, Shape
+from blinkccl.errors import CommunicationError, LaunchError, PeerLostError, ScheduleError, UnsupportedError, UsageError
 from blinkccl.runtime import python_line, timeline
 from blinkccl.runtime.bootstrap import Bootstrap
 from blinkccl.runtime.deterministic import check_program
@@ -40,11 +40,13 @@ from blinkccl.runtime.host_table import Crossing, HostTable, agreed, built_in, t
 from blinkccl.runtime.peer_info import PeerInfo, alive
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
+from blinkccl.runtime.timeouts import positive_number
 from blinkccl.trees.algorithms.tables import Way
 
 _log = logging.getLogger(__name__)
 #: A heap per rank and the segment are as many descriptors as one message can carry.
 MAX_RANKS = 250
+_THREADS = "BLINK_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,15 @@ class HostMemory:
     descriptors: list[int]
     endpoint: Endpoint
     bells: dict[int, int]
+    ranks: int
+
+    def set_threads(self, threads: int) -> None:
+        """Share large calls among BLINK_THREADS; by default ``threads``, but at most this rank's part of the cores."""
+        most = max(1, len(os.sched_getaffinity(0)) // self.ranks)
+        stated = positive_number(_THREADS, "threads")
+        if stated is not None and (not stated.is_integer() or stated > MOST_THREADS):
+            raise LaunchError(f"{_THREADS}={os.environ[_THREADS]!r}: expected a whole number from 1 to {MOST_THREADS}")
+        self.endpoint.set_threads(int(stated or min(threads, most)))
 
     def close(self) -> None:
         self.endpoint.close()
@@ -130,9 +141,10 @@ class HostGroup(Group):
             return _SingleRankOp(call)
         return chosen_op(self._endpoint, call, self._table, self._crossing, self._area, bool(self.deterministic))
 
-    def share_core(self, long_waits: bool = False) -> None:
-        """Yield the core early, as :meth:`Group.share_core`; with ``long_waits``, for a network, also sleep early."""
-        self._endpoint.share_core(long_waits)
+    def share_core(self, threads: int) -> None:
+        """Wait as :meth:`Group.share_core` says, and share large calls among the threads."""
+        self._endpoint.share_core(False)
+        self._memory.set_threads(threads)
 
     def can_cross(self) -> bool:
         """True if this rank may copy from every other rank's own memory; none of them may have left."""
@@ -325,9 +337,11 @@ def share_memory(
             _map_heap(endpoint, peer, rank, of_rank[0])
         # Until here the rank's connection shows that it is alive, from now on its lock on the segment.
         bootstrap.all_gather(b"", deadline)
-        undo.pop_all()
         bells = {peer: of_rank[1] for peer, of_rank in zip(members, files, strict=True)} if with_bells else {}
-        return HostMemory(mapped, address, descriptors, endpoint, bells)
+        memory = HostMemory(mapped, address, descriptors, endpoint, bells, len(members))
+        memory.set_threads(1)
+        undo.pop_all()
+        return memory
 
 
 def _new_segment(length: int, shape: Shape, token: bytes) -> int:

@@ -92,7 +92,7 @@ def open_transport(store: Any, rank: int, size: int, timeout_s: float, global_ra
     if is_default:
         group = measured(group) if place.measure else group
         _default = group.place
-    group.share_core()  # with torch's computing threads
+    group.share_core(torch.get_num_threads())
     return group
 
 

@@ -107,7 +107,8 @@ typedef struct {
   uint64_t crossed_bytes;                            // of direct ones: copied by the system between private buffers;
   uint64_t network_bytes;                            // from another host;
   uint64_t stepwise;                                 // executions that had to reduce message by message;
-  uint64_t yields, sleeps;                           // waits that gave up the core, or slept
+  uint64_t yields, sleeps;                           // waits that gave up the core, or slept;
+  uint64_t parts;                                    // of chunks that the rank's threads shared
 } blink_stats;
 
 // A hash of the headers that the library was compiled with.
@@ -188,6 +189,10 @@ typedef struct {
   void* context;
 } blink_idle;
 void blink_set_idle(blink_comm* comm, const blink_idle* idle);
+// `threads` of this rank, the calling one included, share large chunks from the next call on. Only this rank's value:
+// others may have other numbers. Returns a code.
+#define BLINK_MOST_THREADS 1024
+int blink_set_threads(blink_comm* comm, int32_t threads);
 // Returns 1 if this rank may copy from every other rank's own memory. Call it when all ranks have attached.
 int blink_can_cross(const blink_comm* comm);
 void blink_get_stats(blink_comm* comm, blink_stats* stats);
