@@ -17,7 +17,6 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
-#include <system_error>
 
 #include "clock.h"
 #include "kernels.h"
@@ -780,11 +779,7 @@ void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_
 
 int blink_set_threads(blink_comm* comm, int32_t threads) {
   if (threads < 1 || threads > BLINK_MOST_THREADS) return BLINK_INVALID;
-  try {
-    comm->set_threads(threads);
-  } catch (const std::system_error&) {
-    return BLINK_SYSTEM;
-  }
+  comm->set_threads(threads);
   return BLINK_OK;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <string>
+#include <system_error>
 
 #include "clock.h"
 #include "comm.h"
@@ -55,15 +56,20 @@ cpu_set_t cores_beside(const char* folder, int core, const cpu_set_t& allowed) {
 }
 
 Team::Team(int threads) : process_(getpid()) {
+  if (threads == 1) return;
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) CPU_ZERO(&allowed);
   const cpu_set_t near = cores_beside("/sys/devices/system/node", sched_getcpu(), allowed);
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
-  for (int thread = 1; thread < threads; ++thread) {
-    helpers_.emplace_back([this, thread] { help(thread); });
-    if (CPU_COUNT(&near) > 0) pthread_setaffinity_np(helpers_.back().native_handle(), sizeof near, &near);
+  try {
+    for (int thread = 1; thread < threads; ++thread) {
+      helpers_.emplace_back([this, thread] { help(thread); });
+      if (CPU_COUNT(&near) > 0) pthread_setaffinity_np(helpers_.back().native_handle(), sizeof near, &near);
+    }
+  } catch (const std::system_error&) {
+    // The system denies more threads: those that it gave share the work.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -100,7 +106,7 @@ void Team::start(Call call, void* context, int parts) {
 // Does parts of this pass until none is left. A claim succeeds only during its pass, whose end waits for the part.
 void Team::claim(std::uint64_t pass, int thread) {
   std::uint64_t state = state_.load(std::memory_order_acquire);
-  while (pass_of(state) == (pass & 0xffffffff) && next_of(state) < parts_of(state)) {
+  while (pass_of(state) == pass && next_of(state) < parts_of(state)) {
     if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
     call_(context_, thread, next_of(state));
     done_.fetch_add(1, std::memory_order_release);

@@ -23,7 +23,7 @@ cpu_set_t cores_beside(const char* folder, int core, const cpu_set_t& allowed);
 
 class Team {
  public:
-  // `threads` ≥ 1 counts the calling thread. The helpers run on the caller's memory node.
+  // `threads` ≥ 1 counts the calling thread; fewer if the system denies them. The helpers run on the caller's memory node.
   explicit Team(int threads);
   ~Team();
   Team(const Team&) = delete;
