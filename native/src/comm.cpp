@@ -38,7 +38,7 @@ constexpr std::int64_t kStreamYieldUs = 50;
 constexpr int kSpinsNetwork = 2;               // each spin moves messages
 constexpr std::int64_t kPollNetworkUs = 50;    // polling after the last message; longer polling starves network threads of the kernel
 constexpr std::int64_t kLostUs = 1'000;        // a longer yield gave the core to a program that computes;
-constexpr std::int64_t kMostBusyUs = 200'000;  // for at most this time the rank then does not yield, and polls
+constexpr std::int64_t kMostBusyUs = 200'000;  // for at most this time the rank then sleeps in place of yielding
 constexpr std::int64_t kPollBusyUs = 20;       // less, because a rank that sleeps and wakes takes precedence
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
 constexpr std::int64_t kDyingUs = 1'000'000;    // within this time a dying process has released its locks
@@ -339,13 +339,14 @@ bool blink_comm::crowded() const {
 
 // Lets a rank that polls on the same core go on. A program that computes keeps a yielded core for milliseconds: from the
 // second time on, the rank then stops yielding, longer each time. One long yield may be chance.
-void blink_comm::yield_to_ranks(std::int64_t now) {
+std::int64_t blink_comm::yield_to_ranks(std::int64_t now) {
   sched_yield();
   ++stats_.yields;
   const std::int64_t after = now_us();
   const bool lost = after - now > kLostUs;
   busy_us_ = lost ? std::min(kMostBusyUs, 2 * busy_us_ + kLostUs) : busy_us_ / 2;
   if (lost && busy_us_ > kLostUs) busy_until_us_ = after + busy_us_;
+  return after;
 }
 
 int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {
@@ -355,7 +356,7 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
   spread(began);
   if (started_us_.load(std::memory_order_relaxed) == 0) started_us_.store(began, std::memory_order_relaxed);
   const std::int64_t until = started_us_.load(std::memory_order_relaxed) + timeout_us_;
-  std::int64_t now = began, looked = began, moved = began;
+  std::int64_t now = began, looked = began, moved = began, counted = began;
   int code = BLINK_OK;
   impatient_ = false;
   bool in_vain = false;
@@ -367,18 +368,16 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
       if ((code = check_network(site.peer)) != BLINK_OK) break;
       if (network_->progress()) moved = now_us();
       now = now_us();
-      const bool shares = now < busy_until_us_;  // its core
+      const bool shares = shares_core(now);
       if (now - moved < (shares ? kPollBusyUs : kPollNetworkUs)) {
         if (!shares) yield_to_ranks(now);
         continue;
       }
-    } else if (now - began < yield_us_ && !in_vain) {
-      sched_yield();
-      ++stats_.yields;
+    } else if (now - began < yield_us_ && !in_vain && !shares_core(now)) {
+      now = yield_to_ranks(now);
       if (round % 8 != 7) continue;
-      const std::int64_t before = now;
-      now = now_us();
-      in_vain = now - before < 8 * kSwitchUs && crowded();
+      in_vain = now - counted < 8 * kSwitchUs && crowded();
+      counted = now;
       continue;
     }
     impatient_ = true;

@@ -239,7 +239,9 @@ struct blink_comm {
   int keep_end(blink_error error);
   int check_signatures();
   bool interrupted();
-  void yield_to_ranks(std::int64_t now);
+  std::int64_t yield_to_ranks(std::int64_t now);
+  // A program that computes had this core a short time ago.
+  bool shares_core(std::int64_t now) const { return now < busy_until_us_; }
   std::int64_t let_others_go_on(std::int64_t pause_us);
   void spread(std::int64_t now);
   bool crowded() const;
