@@ -152,6 +152,15 @@ def add_cable(hosts: Sequence[str]) -> None:
         several_hosts.run(*f"ip -n {host} link set cable up".split())
 
 
+def test_a_network_that_carries_nothing_is_named_on_all(hosts: list[str]) -> None:
+    add_cable(hosts)
+    lost = "10.76.6.1 lladdr 02:00:00:00:00:99 dev cable"
+    several_hosts.run("ip", "-n", hosts[1], "neigh", "replace", *lost.split())
+    environ = {"BLINK_STORE": f"tcp://{several_hosts.address(0)}:{PORT}", "UCX_NET_DEVICES": "cable"}
+    for outcome in outcomes([RankProcess(once, host, rank, environ) for rank, host in enumerate(four(hosts))]):
+        assert re.search(r"does not reach rank \d on .* UCX_NET_DEVICES=cable", str(outcome.error)), outcome
+
+
 def interfaces_of(host: str) -> dict[str, str]:
     several_hosts.enter(host)
     return own_interfaces()

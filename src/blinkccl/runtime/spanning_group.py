@@ -133,7 +133,10 @@ class SpanningGroup(HostGroup):
             for rank in self.hosts.members[other]:
                 self._endpoint.connect(rank, words[rank].addresses[rail], rail)
         for rank in sorted(set(range(self.size)).difference(members)):
-            self._streams.flush(rank, deadline)
+            try:
+                self._streams.flush(rank, deadline)
+            except DeadlineError as error:
+                raise DeadlineError(self._no_way_to(rank)) from error
 
     def _rails(self, deadline: float) -> dict[int, int]:
         """The rails of this host, each with the host at its other end; afterwards ``hosts`` has the topology."""
@@ -184,9 +187,12 @@ class SpanningGroup(HostGroup):
         cause = self._monitor.settle(error, tell=False)
         if cause is not error:
             return cause
-        own, other = (self.peers[rank].hostname for rank in (self.rank, error.rank))
-        return CommunicationError(
-            f"rank {self.rank} on {own} does not reach rank {error.rank} on {other}, which has not hung up; "
+        return CommunicationError(self._no_way_to(error.rank))
+
+    def _no_way_to(self, rank: int) -> str:
+        own, other = (self.peers[each].hostname for each in (self.rank, rank))
+        return (
+            f"rank {self.rank} on {own} does not reach rank {rank} on {other}, which has not hung up; "
             f"{ucx.networks_of(ucx.find())}"
         )
 
