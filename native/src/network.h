@@ -2,9 +2,9 @@
 //
 // A message is one active message of UCP. Its header names the call, the queue and its number there. UCX sends a small
 // message with its header (eager) and offers a large one, which then moves straight from the sender's buffer to its place
-// at the receiver (rendezvous). That saves a copy and costs a round trip, in which a slow network sends nothing. A message for a later call, or without a free slot, is held back: an eager one in UCX's
-// memory, an offered one at its sender. So no message has to report a free slot, and only eager messages take memory of a
-// receiver that is late.
+// at the receiver (rendezvous). That saves a copy and costs a round trip, in which a slow network sends nothing. A message
+// for a later call, or without a free slot, is held back: an eager one in UCX's memory, an offered one at its sender. So
+// no message has to report a free slot, and only eager messages take memory of a receiver that is late.
 //
 // A network has rails: a worker on all interfaces of this host, among which UCX selects, and workers on single interfaces.
 // It has no thread: messages move while progress() is called, by the waits of the rank's own calls. One thread at a

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "clock.h"
 #include "comm.h"
@@ -55,8 +56,8 @@ cpu_set_t cores_beside(const char* folder, int core, const cpu_set_t& allowed) {
   return allowed;
 }
 
-Team::Team(int threads) : process_(getpid()) {
-  if (threads == 1) return;
+void Team::make_helpers() {
+  process_ = getpid();
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) CPU_ZERO(&allowed);
   const cpu_set_t near = cores_beside("/sys/devices/system/node", sched_getcpu(), allowed);
@@ -64,7 +65,7 @@ Team::Team(int threads) : process_(getpid()) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
   try {
-    for (int thread = 1; thread < threads; ++thread) {
+    for (int thread = 1; thread < threads_; ++thread) {
       helpers_.emplace_back([this, thread] { help(thread); });
       if (CPU_COUNT(&near) > 0) pthread_setaffinity_np(helpers_.back().native_handle(), sizeof near, &near);
     }
@@ -75,7 +76,7 @@ Team::Team(int threads) : process_(getpid()) {
 }
 
 Team::~Team() {
-  const bool forked = getpid() != process_;  // a child has none of its parent's threads
+  const bool forked = !helpers_.empty() && getpid() != process_;  // a child has none of its parent's threads
   if (!forked) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ended_.store(true);
@@ -85,6 +86,7 @@ Team::~Team() {
 }
 
 void Team::start(Call call, void* context, int parts) {
+  if (!std::exchange(began_, true)) make_helpers();
   call_ = call;
   context_ = context;
   done_.store(0, std::memory_order_relaxed);

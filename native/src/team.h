@@ -23,13 +23,14 @@ cpu_set_t cores_beside(const char* folder, int core, const cpu_set_t& allowed);
 
 class Team {
  public:
-  // `threads` ≥ 1 counts the calling thread; fewer if the system denies them. The helpers run on the caller's memory node.
-  explicit Team(int threads);
+  // `threads` ≥ 1 counts the calling thread; fewer if the system denies them. The first pass starts the helpers, on its
+  // caller's memory node: many groups make no large calls.
+  explicit Team(int threads) : threads_(threads) {}
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  int threads() const { return static_cast<int>(helpers_.size()) + 1; }
+  int threads() const { return threads_; }
   // Calls work(thread, part) once for every part < parts ≤ 65535, and returns after the last one. `thread` <
   // threads() differs between calls at the same time. One thread at a time may run passes.
   template <class Work>
@@ -40,6 +41,7 @@ class Team {
  private:
   using Call = void (*)(void*, int thread, int part);
   void start(Call call, void* context, int parts);
+  void make_helpers();
   void help(int thread);
   void claim(std::uint64_t pass, int thread);
   std::uint64_t await_pass(std::uint64_t last);
@@ -53,7 +55,9 @@ class Team {
   std::mutex mutex_;
   std::condition_variable begun_;
   std::vector<std::thread> helpers_;
-  pid_t process_;
+  int threads_;
+  bool began_ = false;
+  pid_t process_ = 0;  // that made the helpers
 };
 
 }  // namespace blink

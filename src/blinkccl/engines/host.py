@@ -166,12 +166,9 @@ class Endpoint:
         self._library.blink_share_core(self.handle, long_waits)
 
     def set_threads(self, threads: int) -> None:
-        """Share large chunks among ``threads`` of this rank, the calling one included."""
-        code = self._library.blink_set_threads(self.handle, threads)
-        if code != native.OK:
-            raise CommunicationError(
-                f"the system denies this rank {threads} threads (code {code}); set BLINK_THREADS=1"
-            )
+        """Share large chunks among at most ``threads`` of this rank, 1 to MOST_THREADS, the calling one included."""
+        if self._library.blink_set_threads(self.handle, threads) != native.OK:
+            raise UsageError(f"expected 1 to {native.MOST_THREADS} threads, got {threads}")
 
     def can_cross(self) -> bool:
         """True if this rank may copy from every other rank's private memory; valid after all have joined."""

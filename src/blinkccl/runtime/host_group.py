@@ -53,7 +53,7 @@ _THREADS = "BLINK_THREADS"
 class HostMemory:
     """The memory that the ranks of a host share: the mapped segment, the descriptors that keep it, and the heaps.
 
-    ``bells`` are eventfds by rank, which wake a rank that sleeps on its network.
+    ``bells`` are eventfds by rank, which wake a rank that sleeps on its network. ``ranks`` share the memory.
     """
 
     mapped: mmap.mmap
