@@ -88,7 +88,6 @@ PLAIN = (
         "tests/unit/codegen",
         "tests/unit/collectives",
         "tests/unit/cost",
-        "tests/unit/doubles",
         "tests/unit/engines",
         "tests/unit/formats/foreign",
         "tests/unit/lab",

@@ -339,27 +339,6 @@ CU_API cuStreamSynchronize(CUstream handle) {
   return kSuccess;
 }
 
-CU_API cuStreamQuery(CUstream handle) {
-  CU_ENTER(kDriver | kContext);
-  const auto stream = stream_of(handle);
-  if (!stream) return kInvalidHandle;
-  std::lock_guard<std::mutex> lock(engine());
-  if (CUresult error = refuse_captured(*stream)) return error;
-  return stream->last && !stream->last->done ? kNotReady : kSuccess;
-}
-
-CU_API cuStreamIsCapturing(CUstream handle, int* status) {
-  CU_ENTER(kDriver | kContext);
-  const auto stream = stream_of(handle);
-  if (!stream) return kInvalidHandle;
-  if (!status) return kInvalidValue;
-  std::lock_guard<std::mutex> lock(engine());
-  if (!captured_beside(*stream).empty()) return kCaptureImplicit;  // the captures continue
-  *status = !stream->capture ? kCaptureStatusNone
-                             : stream->capture->invalid ? kCaptureStatusInvalidated : kCaptureStatusActive;
-  return kSuccess;
-}
-
 CU_API cuStreamGetCaptureInfo_v2(CUstream handle, int* status, std::uint64_t* id, CUgraph* graph, const void** nodes,
                                  std::size_t* count) {
   CU_ENTER(kDriver | kContext);
