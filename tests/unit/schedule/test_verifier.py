@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from random import Random
 
 import pytest
@@ -245,19 +246,25 @@ def test_one_slot_and_the_order_of_the_tick() -> None:
     assert violations(lower(ring_allreduce(4), slots=1), clique(4)) == []
 
 
+@cache
+def random_programs(odd: bool) -> list[tuple[Program, Topology]]:
+    if odd:
+        return [random_program(Random(seed)) for seed in range(100)]
+    made = []
+    for seed in range(100):
+        random = Random(seed)
+        forest = random_forest(random)
+        made.append((lower(forest, random.choice([1, 2]), random.choice([None, 1])), forest.topology))
+    return made
+
+
 @pytest.mark.parametrize("odd", [False, True])
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_refused_with_their_cause(name: str, odd: bool) -> None:
     """Faults are planted in lowered programs, and in odd ones that lowering would never produce."""
     planted = 0
-    for seed in range(100):
-        random = Random(seed)
-        if odd:
-            program, topology = random_program(random)
-        else:
-            forest = random_forest(random)
-            program, topology = lower(forest, random.choice([1, 2]), random.choice([None, 1])), forest.topology
-        damaged = FAULTS[name].plant(program, random)
+    for seed, (program, topology) in enumerate(random_programs(odd)):
+        damaged = FAULTS[name].plant(program, Random(seed))
         if damaged is not None:
             planted += 1
             faults = violations(damaged, topology)
