@@ -366,3 +366,25 @@ def curve(route: tuple[Point, ...]) -> Callable[[float], Point]:
         return p * a[0] + q * control[0] + r * b[0], p * a[1] + q * control[1] + r * b[1]
 
     return at
+
+
+def hull_of(points: Sequence[Point]) -> list[Point]:
+    """The convex hull (Andrew's monotone chain)."""
+    halves = []
+    for order in (sorted(points), sorted(points, reverse=True)):
+        half: list[Point] = []
+        for p in order:
+            while len(half) > 1 and _turn(half[-2], half[-1], p) <= 0:
+                half.pop()
+            half.append(p)
+        halves += half[:-1]
+    return halves
+
+
+def _turn(a: Point, b: Point, c: Point) -> float:
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+
+
+def inside(point: Point, hull: Sequence[Point]) -> bool:
+    """True if the point is in a convex hull, or on it."""
+    return all(_turn(a, b, point) >= 0 for a, b in zip(hull, [*hull[1:], hull[0]], strict=True))

@@ -18,6 +18,8 @@ from blinkccl.show.layout import (
     Point,
     Server,
     curve,
+    hull_of,
+    inside,
     layout,
 )
 from blinkccl.show.shapes import KIND_STYLES, Line, Picture, Rect, Shape, ShapeGroup, Text
@@ -404,9 +406,9 @@ class _Painter:
         frames: list[Shape] = [_frame(place, 5.0, 2.0) for place in whole]
         if not boxes:
             return frames
-        hull = _hull([corner for box in boxes for corner in _corners(box, 9.0)])
+        hull = hull_of([corner for box in boxes for corner in _corners(box, 9.0)])
         strangers = [p for v, p in self.placed.places.items() if v not in block and v not in self.placed.rails]
-        if len(boxes) == 1 or any(_inside((p.x, p.y), hull) for p in strangers):
+        if len(boxes) == 1 or any(inside((p.x, p.y), hull) for p in strangers):
             return frames + [_frame(box, 6.0, 2.0) for box in boxes]
         return [*frames, Line(tuple(hull), "cut", 2.0, closed=True)]
 
@@ -481,24 +483,3 @@ def _frame(place: DrawnPlace, margin: float, width: float) -> Shape:
 def _corners(place: DrawnPlace, margin: float) -> list[Point]:
     w, h = place.w / 2 + margin, place.h / 2 + margin
     return [(place.x + i * w, place.y + j * h) for i in (-1, 1) for j in (-1, 1)]
-
-
-def _hull(points: Sequence[Point]) -> list[Point]:
-    """The convex hull (Andrew's monotone chain)."""
-    halves = []
-    for order in (sorted(points), sorted(points, reverse=True)):
-        half: list[Point] = []
-        for p in order:
-            while len(half) > 1 and _turn(half[-2], half[-1], p) <= 0:
-                half.pop()
-            half.append(p)
-        halves += half[:-1]
-    return halves
-
-
-def _turn(a: Point, b: Point, c: Point) -> float:
-    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
-
-
-def _inside(point: Point, hull: Sequence[Point]) -> bool:
-    return all(_turn(a, b, point) >= 0 for a, b in zip(hull, [*hull[1:], hull[0]], strict=True))
