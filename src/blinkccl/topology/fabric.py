@@ -74,8 +74,6 @@ def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> No
             f"{servers}x {machine.name}: {machine.name} has no NIC; add the rate of the "
             f'network: "{servers}x {machine.name} @ 40Gbps"'
         )
-    if nic_gb_per_s is not None and nic_gb_per_s <= 0:
-        raise TopologyError(f"{servers}x {machine.name}: the network rate must be positive, got {nic_gb_per_s}")
 
 
 def _network_ends(

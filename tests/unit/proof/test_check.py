@@ -182,6 +182,14 @@ def test_damage_is_refused_and_named(kind: str) -> None:
     assert any(message in text for text in verdict.violations), verdict.violations
 
 
+def test_a_price_may_be_0() -> None:
+    plan = load("sendrecv-relays-ring4")
+    prices = plan["certificate"]["prices"]
+    links = [[link["src"], link["dst"]] for link in plan["topology"]["links"]]
+    prices.append([*next(ends for ends in links if ends not in [price[:2] for price in prices]), "0"])
+    assert check_plan(plan).optimal
+
+
 def test_a_hop_that_circles_through_transit_is_refused() -> None:
     plan = load(RELAY)
     plan["ranks"], plan["dst"] = [0, 3], 3
