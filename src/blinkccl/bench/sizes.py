@@ -12,8 +12,6 @@ from blinkccl.cost.simulate.run import parse_size
 from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 
-#: Most sizes of a sweep; more are a typing mistake.
-MAX_SIZES = 10_000
 #: Largest size: 1 TiB, more than the memory of hosts that run this.
 MAX_BYTES = 2**40
 
@@ -33,11 +31,6 @@ class Sweep:
             following = sizes[-1] * self.factor
             if following > self.last or following == sizes[-1]:
                 return sizes
-            if len(sizes) == MAX_SIZES:
-                raise UsageError(
-                    f"expected at most {MAX_SIZES} sizes from {self.first} to {self.last} bytes; give a larger factor "
-                    "(-f)"
-                )
             sizes.append(following)
 
     def step_text(self) -> str:

@@ -22,6 +22,9 @@ def test_a_graph_file_needs_its_machine(blink, tmp_path) -> None:
     blink("check", SAMPLE).assert_refused("an NCCL graph file has no links: give its machine as --topo SPEC")
     blink("check", SAMPLE, "--topo", "dgx-1v", "--links", "pcie").assert_refused("--links pcie")
     blink("sim", SAMPLE).assert_refused("an NCCL graph file has no links: give its machine as --topo SPEC")
+    other = tmp_path / "other.xml"
+    other.write_text(SAMPLE.read_text().replace('graph id="0"', 'graph id="2"').replace('graph id="1"', 'graph id="3"'))
+    blink("check", other, "--topo", "dgx-1v").assert_refused("other.xml: the graph file has neither rings (id 0) nor")
     cut = tmp_path / "cut.xml"
     cut.write_bytes(SAMPLE.read_bytes()[:90])
     blink("check", cut, "--topo", "dgx-1v").assert_refused("not well-formed XML")

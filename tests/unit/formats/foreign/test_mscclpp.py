@@ -126,6 +126,11 @@ def _with(path: str, value: Any, name: str = "read") -> str:
     return files.text(changed)
 
 
+def test_a_block_of_an_allgather_in_place_lies_at_its_rank() -> None:
+    audit = files.audited(_with("inplace", True, "store"))
+    assert (audit.plan.in_place, audit.faults) == (True, ())
+
+
 TB = "gpus/0/threadblocks/0"
 REFUSED = [
     ('{"name": "x", "more": ' + "[" * 100_000, "nested too deeply"),

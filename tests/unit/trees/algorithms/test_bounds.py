@@ -10,7 +10,15 @@ import pytest
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.topology.model import Topology
-from blinkccl.trees.algorithms.bounds import certificate_for, cut_certificate, price_certificate, reverse_of
+from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.bounds import (
+    certificate_for,
+    cut_certificate,
+    halves_proof,
+    near_optimum,
+    price_certificate,
+    reverse_of,
+)
 from blinkccl.trees.algorithms.rank_network import rank_network_of
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.trees.packing.network import FlowNetwork
@@ -82,6 +90,17 @@ def test_a_partition_of_a_dgx_1v_is_all_its_gpus() -> None:
     request = asked("dgx-1v", "allreduce")
     certificate = certificate_for(request.collective, request.ranks, request.network)
     assert certificate == Partition(tuple((v,) for v in range(8)), Fraction(24))
+
+
+@pytest.mark.parametrize(("spec", "bound"), [("3x dgx-a100 @ 40Gbps", Fraction(30)), ("torus:4x5", Fraction(40, 19))])
+def test_narrow_links_bound_allreduce_on_many_ranks(spec: str, bound: Fraction) -> None:
+    topology = parse_spec(spec)
+    network = rank_network_of(topology, tuple(topology.ranks)).network
+    near, halves = near_optimum(network), halves_proof(network)
+    assert near is not None
+    assert halves is not None
+    assert near[0].bound == halves.bound == bound
+    assert near[1].near(bound)
 
 
 def test_a_cut_over_a_contracted_chain_counts_its_narrowest_link() -> None:
