@@ -56,15 +56,22 @@ int64_t blink_open_network(blink_comm* comm, const char* library, const char* de
   return bytes;
 }
 
-int64_t blink_open_rail(blink_comm* comm, int32_t rail, const char* devices, void* into, int64_t room,
+int64_t blink_open_rail(blink_comm* comm, int32_t rail, const char* devices, int streams, void* into, int64_t room,
                         blink_error* error) {
   blink::Network* network = comm->network();
   if (network == nullptr || rail < 1 || rail > BLINK_MOST_RAILS || network->has_rail(static_cast<std::size_t>(rail))) {
     blink::refuse(*error, BLINK_INVALID, "rail %d cannot be opened", static_cast<int>(rail));
     return -1;
   }
-  if (!network->add_rail(static_cast<std::size_t>(rail), devices, *error)) return -1;
-  return write_addresses({&network->worker(static_cast<std::size_t>(rail))}, into, room, *error);
+  const auto number = static_cast<std::size_t>(rail);
+  const auto context = blink::UcxContext::open(network->worker().ucp(), devices, *error);
+  if (context == nullptr || !network->add_rail(number, context, *error)) return -1;
+  std::vector<const blink::Worker*> workers{&network->worker(number)};
+  if (streams != 0) {
+    if (!comm->streams().add_rail(number, context, *error)) return -1;
+    workers.push_back(&comm->streams().worker(number));
+  }
+  return write_addresses(workers, into, room, *error);
 }
 
 int blink_connect(blink_comm* comm, int32_t rank, int32_t rail, const void* address, int64_t bytes) {
@@ -79,6 +86,7 @@ int blink_connect(blink_comm* comm, int32_t rank, int32_t rail, const void* addr
   }
   if (rail < 0 || !comm->network()->has_rail(static_cast<std::size_t>(rail))) return BLINK_INVALID;
   comm->network()->worker(static_cast<std::size_t>(rail)).connect(rank, first);
+  if (const void* stream = next_address(at, bytes)) comm->streams().connect(rank, static_cast<std::size_t>(rail), stream);
   return BLINK_OK;
 }
 

@@ -191,7 +191,7 @@ void blink_comm::connect(int peer, const void* address, const void* stream_addre
   }
   segment_.rank(peer).life.joined.store(blink::kRemote, std::memory_order_relaxed);
   network_->worker().connect(peer, address);
-  streams_->connect(peer, stream_address);
+  streams_->connect(peer, 0, stream_address);
 }
 
 int blink_comm::stream_end(int peer) {

@@ -58,16 +58,11 @@ unsigned char* Inbox::room(std::size_t number) {
 std::unique_ptr<Network> Network::open(const std::shared_ptr<UcxContext>& context, blink_error& why) {
   std::unique_ptr<Network> made(new Network);
   made->machine_ = number_of_machine();
-  if (!made->open_rail(0, context, why)) return nullptr;
+  if (!made->add_rail(0, context, why)) return nullptr;
   return made;
 }
 
-bool Network::add_rail(std::size_t rail, const char* devices, blink_error& why) {
-  const auto context = UcxContext::open(worker().ucp(), devices, why);
-  return context != nullptr && open_rail(rail, context, why);
-}
-
-bool Network::open_rail(std::size_t rail, const std::shared_ptr<UcxContext>& context, blink_error& why) {
+bool Network::add_rail(std::size_t rail, const std::shared_ptr<UcxContext>& context, blink_error& why) {
   auto made = std::make_unique<Rail>();
   made->network = this;
   made->worker = Worker::open(context, on_message, made.get(), why);

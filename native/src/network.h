@@ -80,8 +80,8 @@ class Network {
  public:
   // With rail 0, on all interfaces. nullptr with `why` if UCX cannot be used.
   static std::unique_ptr<Network> open(const std::shared_ptr<UcxContext>& context, blink_error& why);
-  // Adds a rail on the interfaces in `devices`. False with `why` if UCX cannot use them.
-  bool add_rail(std::size_t rail, const char* devices, blink_error& why);
+  // Adds a rail on the interfaces of `context`. False with `why` if UCX cannot use them.
+  bool add_rail(std::size_t rail, const std::shared_ptr<UcxContext>& context, blink_error& why);
   ~Network() { shut(true); }
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
@@ -166,7 +166,6 @@ class Network {
   void release_held();
   void receive(const Held& offer, Inbox& inbox, unsigned char* into);
   static void drop(const Held& message);
-  bool open_rail(std::size_t rail, const std::shared_ptr<UcxContext>& context, blink_error& why);
 
   std::vector<std::unique_ptr<Rail>> rails_;  // by number; null for a rail of other hosts
   std::vector<int> events_;                   // of all workers

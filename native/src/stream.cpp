@@ -31,12 +31,12 @@ bool valid(const blink_comm* comm, std::int32_t peer, std::int64_t bytes) {
 
 }  // namespace
 
-extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes,
+extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int large,
                                       int64_t wait_us) {
   if (!valid(comm, peer, bytes)) return -BLINK_INVALID;
   if (comm->is_remote(peer)) {
     return remote(*comm, peer, [&](const auto& ended) {
-      return comm->streams().write(peer, data, static_cast<std::size_t>(bytes), wait_us, ended);
+      return comm->streams().write(peer, data, static_cast<std::size_t>(bytes), large != 0, wait_us, ended);
     });
   }
   const blink::Segment& segment = comm->segment();
@@ -64,6 +64,21 @@ extern "C" int64_t blink_stream_flush(blink_comm* comm, int32_t peer, int64_t wa
   if (!valid(comm, peer, 1)) return -BLINK_INVALID;
   if (!comm->is_remote(peer)) return 1;
   return remote(*comm, peer, [&](const auto& ended) { return comm->streams().flush(peer, wait_us, ended); });
+}
+
+extern "C" int blink_stream_route(blink_comm* comm, int32_t peer, double share, int32_t hops, const int32_t* rails,
+                                  const int32_t* ranks) {
+  if (!valid(comm, peer, 1) || !comm->is_remote(peer)) return BLINK_INVALID;
+  std::vector<blink::RemoteStreams::Hop> route;
+  for (std::int32_t hop = 0; hop < hops; ++hop) {
+    route.push_back({rails[hop], ranks[hop]});
+  }
+  return comm->streams().add_route(peer, share, route) ? BLINK_OK : BLINK_INVALID;
+}
+
+extern "C" int blink_stream_serve(blink_comm* comm, int64_t wait_us) {
+  comm->streams().serve(wait_us, [comm] { return comm->has_failed(); });
+  return comm->has_failed() ? 0 : 1;
 }
 
 extern "C" void blink_stream_show(blink_comm* comm, int32_t peer, int64_t tag, int64_t since_us) {

@@ -193,7 +193,7 @@ void who_left_because_of_another_is_not_named() {
            error.peer);
   };
   unsigned char byte = 0;
-  expect_lost(-blink_stream_write(comm, 0, &byte, 1, 0), "write");
+  expect_lost(-blink_stream_write(comm, 0, &byte, 1, 0, 0), "write");
   expect_lost(-blink_stream_read(comm, 0, &byte, 1, 0), "read");
   blink_detach(comm);
 }

@@ -31,7 +31,7 @@ void send_all(blink_comm* comm, int from, int to, std::int64_t total) {
     const std::int64_t piece = std::min<std::int64_t>(total - sent, 1 + static_cast<std::int64_t>(random() % 700));
     std::vector<unsigned char> bytes(static_cast<std::size_t>(piece));
     for (std::int64_t i = 0; i < piece; ++i) bytes[static_cast<std::size_t>(i)] = byte_of(from, to, sent + i);
-    const std::int64_t moved = blink_stream_write(comm, to, bytes.data(), piece, random_wait(random));
+    const std::int64_t moved = blink_stream_write(comm, to, bytes.data(), piece, 0, random_wait(random));
     if (!expect(moved >= 0 && moved <= piece, "%d to %d: write gave %ld", from, to, static_cast<long>(moved))) return;
     sent += moved;
     if (random() % 64 == 0) usleep(random() % 500);
@@ -77,11 +77,11 @@ void everything_at_once(const Room& room, blink_comm* comm, int rank, std::int64
 void refusals(blink_comm* comm) {
   unsigned char byte = 0;
   for (const int peer : {-1, 0, 3, 1 << 30}) {  // rank 0 addresses itself, and ranks outside of 0 … 2
-    expect(blink_stream_write(comm, peer, &byte, 1, 0) == -BLINK_INVALID, "a write to rank %d", peer);
+    expect(blink_stream_write(comm, peer, &byte, 1, 0, 0) == -BLINK_INVALID, "a write to rank %d", peer);
     expect(blink_stream_read(comm, peer, &byte, 1, 0) == -BLINK_INVALID, "a read from rank %d", peer);
   }
   for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{-1}}) {
-    expect(blink_stream_write(comm, 1, &byte, bytes, 0) == -BLINK_INVALID, "a write of %ld", static_cast<long>(bytes));
+    expect(blink_stream_write(comm, 1, &byte, bytes, 0, 0) == -BLINK_INVALID, "a write of %ld", static_cast<long>(bytes));
     expect(blink_stream_read(comm, 1, &byte, bytes, 0) == -BLINK_INVALID, "a read of %ld", static_cast<long>(bytes));
   }
 }

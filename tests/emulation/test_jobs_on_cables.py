@@ -55,6 +55,39 @@ comm.barrier()
 print(json.dumps({"wrong": wrong}))
 beside.close(), across.close(), comm.close()
 """
+#: Large messages: between all neighbours and across at once, then from rank 0 to 2 alone, and after rank 3 has left.
+MESSAGES = """
+import json, sys, time
+import numpy as np
+import blinkccl
+comm = blinkccl.init(topo=sys.argv[1], deadline_s=60)
+sizes = (1000, 1 << 20, 3_000_001)
+def data(src, dst, size):
+    return np.random.default_rng([src, dst, size]).integers(0, 255, size).astype(np.uint8)
+wrong = 0
+pairs = [(src, dst, size) for src in range(4) for dst in ((src + 1) % 4, (src + 2) % 4) for size in sizes]
+sends = [comm.send(data(*pair), pair[1], tag=pair[2], wait=False) for pair in pairs if pair[0] == comm.rank]
+into = {pair: np.zeros(pair[2], np.uint8) for pair in pairs if pair[1] == comm.rank}
+receives = [comm.recv(array, pair[0], tag=pair[2], wait=False) for pair, array in into.items()]
+for pending in sends + receives:
+    pending.result()
+wrong += sum(int((array != data(*pair)).sum()) for pair, array in into.items())
+comm.barrier()
+for number in range(2):
+    if comm.rank == 0:
+        comm.send(data(0, 2, 8 << 20), 2)
+    if comm.rank == 2:
+        into = np.zeros(8 << 20, np.uint8)
+        comm.recv(into, 0)
+        wrong += int((into != data(0, 2, 8 << 20)).sum())
+    if number == 0:
+        comm.barrier()
+    if comm.rank == 3:
+        break
+    time.sleep(0.5 * (number == 0))
+print(json.dumps({"wrong": wrong}))
+comm.close()
+"""
 
 
 def address(host: int) -> str:
@@ -132,6 +165,13 @@ def test_the_plan_of_a_ring_of_cables_runs_on_its_cables_alone(ring: Namespaces,
     answers = ran(ring, ["-c", JOB, spec])
     assert [answer.get("wrong", answer) for answer in answers] == [0] * HOSTS
     assert_cables_carried(ring, before, 1 << 20)
+
+
+def test_large_messages_take_both_ways_around_the_ring(ring: Namespaces) -> None:
+    before = sent(ring)
+    answers = ran(ring, ["-c", MESSAGES, "4x mac-studio @ cables=ring"])
+    assert [answer.get("wrong", answer) for answer in answers] == [0] * HOSTS
+    assert_cables_carried(ring, before, 5 << 20)
 
 
 @needs("torch")

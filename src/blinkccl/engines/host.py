@@ -13,7 +13,7 @@ import ctypes as c
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,9 +113,12 @@ class Endpoint:
         """
         return self._opened(self._library.blink_open_network, library.encode(), devices.encode() or None, bell)
 
-    def open_rail(self, rail: int, devices: str) -> bytes:
-        """Open ``devices``, named as in UCX_NET_DEVICES, for queues on ``rail``; otherwise :meth:`open_network`."""
-        return self._opened(self._library.blink_open_rail, rail, devices.encode())
+    def open_rail(self, rail: int, devices: str, streams: bool = False) -> bytes:
+        """Open ``devices``, named as in UCX_NET_DEVICES, for queues on ``rail``; otherwise :meth:`open_network`.
+
+        ``streams``: for messages from point to point, too.
+        """
+        return self._opened(self._library.blink_open_rail, rail, devices.encode(), streams)
 
     def _opened(self, function: Callable[..., int], *arguments: Any) -> bytes:
         error, room = native.Error(), c.create_string_buffer(_ADDRESS_BYTES)
@@ -129,6 +132,12 @@ class Endpoint:
         """Set the address of ``rank`` on another host, the result of its :meth:`open_network` or :meth:`open_rail`."""
         if self._library.blink_connect(self.handle, rank, rail, address, len(address)) != native.OK:
             raise CommunicationError(f"rank {rank} sent {len(address)} bytes that are no address")
+
+    def add_route(self, rank: int, share: float, hops: Sequence[tuple[int, int]]) -> None:
+        """Add a route for ``share`` of the bytes of large messages to ``rank``: each hop's rail, and the rank there."""
+        rails, ranks = ((c.c_int32 * len(hops))(*column) for column in zip(*hops, strict=True))
+        if self._library.blink_stream_route(self.handle, rank, share, len(hops), rails, ranks) != native.OK:
+            raise CommunicationError(f"the route {hops} to rank {rank} has no connection at its begin")
 
     def send_at_once(self, nbytes: int) -> None:
         """Send messages of up to ``nbytes`` between hosts at once; larger ones wait until their receiver is ready."""

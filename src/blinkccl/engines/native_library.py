@@ -22,6 +22,7 @@ UNSUPPORTED, AGAIN, REFUSED = (_CODES[name] for name in ("unsupported", "again",
 CALL, EXECUTION, WAIT = (HEADER.constants[f"BLINK_EVENT_{kind}"] for kind in ("CALL", "EXECUTION", "WAIT"))
 MOST_EVENTS = HEADER.constants["BLINK_MOST_EVENTS"]
 MOST_THREADS = HEADER.constants["BLINK_MOST_THREADS"]
+MOST_HOPS = HEADER.constants["BLINK_MOST_HOPS"]
 #: Kinds of waits of a rank, by number.
 WAITS = tuple(HEADER.numbers("blink_waits", "BLINK_WAITS_"))
 

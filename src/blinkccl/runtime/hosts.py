@@ -17,6 +17,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from blinkccl.collectives.spec import Collective
+from blinkccl.engines import native_library as native
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.runtime.deterministic import check_program
@@ -269,6 +270,36 @@ def _weights(program: Program, hosts: Hosts) -> tuple[tuple[Fraction, Fraction],
         last[number] = begin[0] + steps[0], begin[1] + steps[1]
         longest = max(longest, last[number])
     return longest, max(load.values(), default=Fraction(0)), max(work.values(), default=Fraction(0))
+
+
+#: Part of a message's bytes, and its hops: each a rail and the rank there.
+Route = tuple[Fraction, tuple[tuple[int, int], ...]]
+
+
+def routes(hosts: Hosts, src: int, dst: int) -> tuple[Route, ...]:
+    """The routes of large messages between ranks of two hosts, from their plan; () if only the direct one is left.
+
+    This is document C's path table. A host's ranks share its rails, so a route's hops are those between hosts.
+    """
+    collective = Collective("sendrecv", hosts.size, src=src, dst=dst)
+    try:
+        program = planned(hosts.topology, collective, hosts.ranks, "optimal", PlanCache())
+    except UnsupportedError:
+        return ()
+    rails, home = hosts.rails(program) or (0,) * len(program.queues), hosts.host_of
+    roles = {(role.slice, role.rank): role for role in program.roles}
+    shares: dict[tuple[tuple[int, int], ...], Fraction] = defaultdict(Fraction)
+    for number, part in enumerate(program.slices):
+        rank, hops = src, []
+        while rank != dst:
+            (queue,) = roles[number, rank].sends
+            rank = program.queues[queue].dst
+            if home[rank] != home[program.queues[queue].src]:
+                hops.append((rails[queue], dst if home[rank] == home[dst] else rank))
+        shares[tuple(hops)] += part.stop - part.start
+    if [*map(len, shares)] == [1]:
+        return ()
+    return tuple((share, hops) for hops, share in shares.items() if len(hops) <= native.MOST_HOPS)
 
 
 def selected(

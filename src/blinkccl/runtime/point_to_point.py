@@ -12,13 +12,14 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from blinkccl.engines import native_library as native
 from blinkccl.engines.host import Endpoint
 from blinkccl.errors import CommunicationError, DeadlineError, UsageError
+from blinkccl.runtime.hosts import Route
 from blinkccl.runtime.timeouts import microseconds
 
 
@@ -82,6 +83,8 @@ _HEADER = struct.Struct("<qq")  # tag, bytes
 #: Wait in native code before Python checks for timeouts and closing.
 _SLICE_US = 50_000
 _SLICE_S = _SLICE_US / 1e6
+#: Bytes from which a message between hosts takes all routes: ranks in between forward pieces of a sixteenth of it.
+_LARGE = 1 << 20
 
 
 @dataclass(slots=True)
@@ -96,7 +99,8 @@ class _Outgoing:
 class PointToPoint:
     """One rank's sends and receives; ``timeout_s`` is for messages whose call names none.
 
-    ``explain`` maps an error of the native library to the one that the message raises.
+    ``explain`` maps an error of the native library to the one that the message raises. ``routes`` gives the routes of
+    large messages to a rank; the direct one is always there.
     """
 
     def __init__(
@@ -106,8 +110,9 @@ class PointToPoint:
         size: int,
         timeout_s: float,
         explain: Callable[[BaseException], BaseException] = lambda error: error,
+        routes: Callable[[int], Iterable[Route]] = lambda rank: (),
     ) -> None:
-        self._explain = explain
+        self._explain, self._routes = explain, routes
         self._endpoint = endpoint
         self._library = native.load()
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
@@ -173,6 +178,18 @@ class PointToPoint:
         if flushed < 0:
             raise self._endpoint.failure(-flushed, f"messages to rank {dst}")
 
+    def forward(self) -> None:
+        """Start a thread that forwards other ranks' messages until the group is closed."""
+
+        def serve() -> None:
+            while not self._closed and self._library.blink_stream_serve(self._endpoint.handle, _SLICE_US):
+                pass
+
+        thread = self._threads["forward", self._rank] = threading.Thread(
+            target=serve, name="blink-forward", daemon=True
+        )
+        thread.start()
+
     def close(self) -> None:
         """Finish the sends that can finish, end the threads, and fail the posted receives."""
         with self._changed:
@@ -199,10 +216,14 @@ class PointToPoint:
             thread.start()
 
     def _send_all(self, dst: int) -> None:
-        line = self._outgoing[dst]
+        line, routed = self._outgoing[dst], False
         while (message := line.get()) is not None:
             self._under_way["send", dst] = time.monotonic(), dst, message.tag
             try:
+                if message.nbytes >= _LARGE and not routed:
+                    routed = True
+                    for share, hops in self._routes(dst):
+                        self._endpoint.add_route(dst, float(share), hops)
                 header = c.create_string_buffer(_HEADER.pack(message.tag, message.nbytes), _HEADER.size)
                 parts = (c.addressof(header), _HEADER.size), (message.address, message.nbytes)
                 for address, size in parts:
@@ -224,10 +245,11 @@ class PointToPoint:
         """Move ``size`` bytes of a message of ``nbytes`` that has begun, to or from ``peer``."""
         library = self._library
         stream = library.blink_stream_write if sends else library.blink_stream_read
+        more = (size >= _LARGE,) if sends else ()
         verb, towards = ("send", f"to rank {peer}") if sends else ("receive", f"from rank {peer}")
         done = 0
         while done < size:
-            moved = stream(self._endpoint.handle, peer, address + done, size - done, _SLICE_US)
+            moved = stream(self._endpoint.handle, peer, address + done, size - done, *more, _SLICE_US)
             if moved < 0:
                 raise self._endpoint.failure(-moved, f"{verb} of {nbytes} bytes {towards}")
             done += moved

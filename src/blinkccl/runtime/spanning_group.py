@@ -43,7 +43,7 @@ from blinkccl.runtime.deterministic import wish
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.host_group import HostGroup, share_memory
 from blinkccl.runtime.host_table import Crossing
-from blinkccl.runtime.hosts import MEASURE, NOWHERE, VARIABLE, Cost, Hosts, Place, busiest_part, selected
+from blinkccl.runtime.hosts import MEASURE, NOWHERE, VARIABLE, Cost, Hosts, Place, Route, busiest_part, routes, selected
 from blinkccl.runtime.monitor import VERDICT_S, Monitor, lost
 from blinkccl.runtime.peer_info import same_host
 from blinkccl.runtime.point_to_point import PointToPoint
@@ -121,7 +121,9 @@ class SpanningGroup(HostGroup):
         self._made = True
         self._endpoint = self._memory.endpoint
         self._timeline = timeline.start(self._endpoint, os.environ)
-        self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s, self._first_cause)
+        self._streams = PointToPoint(
+            self._endpoint, self.rank, self.size, self.timeout_s, self._first_cause, self._routes
+        )
         rails = self._rails(deadline)
         words = self._exchanged(lambda: _Word(self._addresses(rails)), deadline)
         for rank, word in enumerate(words):
@@ -132,11 +134,18 @@ class SpanningGroup(HostGroup):
         for rail, other in rails.items():
             for rank in self.hosts.members[other]:
                 self._endpoint.connect(rank, words[rank].addresses[rail], rail)
+        if rails and len(self.hosts.members) > 2:
+            self._streams.forward()
         for rank in sorted(set(range(self.size)).difference(members)):
             try:
                 self._streams.flush(rank, deadline)
             except DeadlineError as error:
                 raise DeadlineError(self._no_way_to(rank)) from error
+
+    def _routes(self, dst: int) -> tuple[Route, ...]:
+        """The routes of large messages to a rank; () for the direct one alone."""
+        home = self.hosts.host_of
+        return () if self.hosts.stated is None or home[self.rank] == home[dst] else routes(self.hosts, self.rank, dst)
 
     def _rails(self, deadline: float) -> dict[int, int]:
         """The rails of this host, each with the host at its other end; afterwards ``hosts`` has the topology."""
@@ -176,7 +185,7 @@ class SpanningGroup(HostGroup):
         rest, library = ",".join(map(devices, names)), ucx.find()
         try:
             addresses = {0: self._endpoint.open_network(library, self._memory.bells[self.rank], rest)}
-            return addresses | {rail: self._endpoint.open_rail(rail, devices(cables[rail])) for rail in rails}
+            return addresses | {rail: self._endpoint.open_rail(rail, devices(cables[rail]), True) for rail in rails}
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}; {ucx.ANOTHER}") from error
         except CommunicationError as error:

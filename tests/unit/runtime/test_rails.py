@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.runtime.addresses import own_interfaces
-from blinkccl.runtime.hosts import Hosts, Place
+from blinkccl.runtime.hosts import Hosts, Place, routes
 from blinkccl.runtime.plans import planned_anew
 from blinkccl.runtime.rails import devices, interfaces_of_rails, rails_from, rails_of
 from blinkccl.topology.fabric import cables_of
@@ -145,3 +145,31 @@ def test_a_path_over_two_cables_has_no_rank_that_stores_its_messages() -> None:
     longer = replace(queue, path=(*queue.path, *queue.path))
     with pytest.raises(UnsupportedError, match="no rank stores the messages"):
         rails_of(replace(program, queues=(longer,)), RING)
+
+
+@pytest.mark.parametrize(("name", "links"), [("ring", 2), ("mesh", 3)])
+def test_routes_of_a_message_take_every_cable_of_both_hosts(name: str, links: int) -> None:
+    topology = parse_spec(f"4x mac-studio @ cables={name}")
+    hosts = Hosts(((0,), (1,), (2,), (3,))).on(topology)
+    for src, dst in permutations(range(4), 2):
+        ways = routes(hosts, src, dst)
+        assert [share for share, _ in ways] == [Fraction(1, links)] * links
+        assert len({hops[0][0] for _, hops in ways}) == len({hops[-1][0] for _, hops in ways}) == links
+        for _, hops in ways:
+            assert hops[-1][1] == dst
+            for at, (rail, then) in zip([src, *(rank for _, rank in hops)], hops, strict=False):
+                assert rails_from(topology, at)[rail] == then
+
+
+def test_a_route_skips_messages_inside_a_host_and_ends_at_the_rank_itself() -> None:
+    hosts = Hosts(((0, 1, 2), (3, 4, 5), (6, 7))).on(parse_spec("3x mi300x @ cables=ring"))
+    direct, around = sorted(routes(hosts, 1, 6), key=lambda way: len(way[1]))
+    assert [rank for _, rank in direct[1]] == [6]
+    assert [hosts.host_of[rank] for _, rank in around[1]] == [1, 2]
+    assert around[1][-1][1] == 6
+
+
+def test_a_line_has_one_way_which_is_a_route_where_a_host_is_in_between() -> None:
+    hosts = Hosts(((0,), (1,), (2,))).on(parse_spec("3x mac-studio @ cables=line"))
+    assert routes(hosts, 0, 1) == ()
+    assert routes(hosts, 0, 2) == ((Fraction(1), ((1, 1), (2, 2))),)

@@ -21,6 +21,7 @@ extern "C" {
 // Marks the absence of a place in a buffer.
 #define BLINK_NOWHERE -1
 #define BLINK_MOST_RAILS 65535
+#define BLINK_MOST_HOPS 8  // of a route
 // A small message is sent in blocks. A block holds a line for the flag and BLINK_PAYLOAD_BYTES of payload.
 #define BLINK_PAYLOAD_BYTES 4096
 #define BLINK_BLOCK_BYTES 4160
@@ -144,8 +145,9 @@ void blink_report_lost(blink_comm* comm, int32_t rank);
 // peers to `into` and returns its bytes; -1 with an error (BLINK_SYSTEM) on failure or where `room` is too small.
 int64_t blink_open_network(blink_comm* comm, const char* library, const char* devices, int bell, void* into, int64_t room,
                            blink_error* error);
-// The same for messages that a plan sends over rail `rail`, 1 to BLINK_MOST_RAILS.
-int64_t blink_open_rail(blink_comm* comm, int32_t rail, const char* devices, void* into, int64_t room, blink_error* error);
+// The same for messages that a plan sends over rail `rail`, 1 to BLINK_MOST_RAILS, and for `streams` if not 0.
+int64_t blink_open_rail(blink_comm* comm, int32_t rail, const char* devices, int streams, void* into, int64_t room,
+                        blink_error* error);
 // Sets the address of `rank`, which is on another host, on rail 0 (the first address) or another that both have opened.
 // Returns 0, or BLINK_INVALID for malformed bytes.
 int blink_connect(blink_comm* comm, int32_t rank, int32_t rail, const void* address, int64_t bytes);
@@ -480,12 +482,18 @@ blink_op* blink_bundle_op_of_blocks(blink_bundle* bundle, blink_comm* comm, cons
 
 // Point to point: a byte stream per ordered pair of ranks. Each call moves the bytes that can be moved at once, or
 // after a wait of at most `wait_us`. It returns their number (0: none), or −blink_code. One thread at a time per peer
-// and direction; collectives may run at the same time.
-int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int64_t wait_us);
+// and direction; collectives may run at the same time. `large`: the bytes take all routes to a rank on another host.
+int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int large, int64_t wait_us);
 int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us);
 // Waits at most `wait_us` until all bytes written to `peer` have left this process. Returns 1, 0 at the timeout, or
 // −blink_code.
 int64_t blink_stream_flush(blink_comm* comm, int32_t peer, int64_t wait_us);
+// Adds a route for `share` of the bytes of large messages to `peer`: hop i leads over rail `rails[i]` to rank `ranks[i]`, the
+// last one `peer`. The ranks before it forward, while a thread of theirs is in blink_stream_serve(). Returns 0, or
+// BLINK_INVALID.
+int blink_stream_route(blink_comm* comm, int32_t peer, double share, int32_t hops, const int32_t* rails, const int32_t* ranks);
+// Forwards the messages of others to ranks on other hosts for `wait_us`. Returns 1, or 0 if the communicator has failed.
+int blink_stream_serve(blink_comm* comm, int64_t wait_us);
 // Reports, for monitoring, the point-to-point message that this rank has waited for longest: its tag, from or to `peer`
 // (-1: any), since `since_us` of CLOCK_MONOTONIC; 0: none.
 void blink_stream_show(blink_comm* comm, int32_t peer, int64_t tag, int64_t since_us);
