@@ -35,7 +35,7 @@ def exported(forest: Forest, size: int = SIZE, chunk: int | None = CHUNK) -> str
 
 def proved(text: str, forest: Forest, bound: Bound | None = None) -> list[list[Operation]]:
     ranks = goal_file.read(text)
-    assert faults(ranks, bound or bound_of(forest), forest, pace_of(forest)) == []
+    assert faults(ranks, bound or bound_of(forest), pace_of(forest)) == []
     return ranks
 
 
@@ -185,7 +185,7 @@ def test_planted_faults_are_noticed(name: str) -> None:
     FAULTS[name](lines)
     assert lines != before
     try:
-        errors = faults(goal_file.read("\n".join(lines)), bound_of(forest), forest, pace_of(forest))
+        errors = faults(goal_file.read("\n".join(lines)), bound_of(forest), pace_of(forest))
     except ValueError as error:
         errors = [str(error)]
     assert errors
@@ -196,4 +196,4 @@ def test_no_dependence_can_be_left_out() -> None:
     lines = exported(forest, 8192).split("\n")
     for place in [place for place, line in enumerate(lines) if "requires" in line]:
         text = "\n".join(lines[:place] + lines[place + 1 :])
-        assert faults(goal_file.read(text), bound_of(forest, 8192), forest, pace_of(forest)), lines[place]
+        assert faults(goal_file.read(text), bound_of(forest, 8192), pace_of(forest)), lines[place]

@@ -40,7 +40,7 @@ def exported(forest: Forest, size: int = SIZE, chunk: int | None = CHUNK) -> lis
 
 def wrong(files: list[bytes], forest: Forest, bound: Bound | None = None) -> list[str]:
     ranks: list[list[Operation]] = chakra_file.read(files)
-    return faults(ranks, bound or bound_of(forest), forest, pace_of(forest, MICROSECOND))
+    return faults(ranks, bound or bound_of(forest), pace_of(forest, MICROSECOND))
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

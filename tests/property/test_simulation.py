@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from random import Random
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.cost.simulate.calibration import Calibration, Number
-from blinkccl.cost.simulate.run import bind_bytes, run, simulate
+from blinkccl.cost.simulate.run import simulate
 from blinkccl.cost.simulate.translate import SHARINGS, STREAMS, Settings, translate
 from blinkccl.cost.simulate.workload import Workload
 from blinkccl.schedule.chunking import bind
@@ -30,7 +29,7 @@ from support.forests import random_forest
 from support.planned import asked, plan_or_reason, renumbered
 from support.processes import said_with_any_hash_seed
 from support.programs import random_program
-from support.timed import bits, calibration_of, link_class, lowered, with_links
+from support.timed import bits, calibration_of, link_class, with_links
 
 SEEDS = st.integers(0, 2**32)
 EASY = examples(40)
@@ -100,113 +99,6 @@ def any_workload(random: Random, sharing: str) -> Workload:
     return translate(bound, network, costs(random), chosen).workload
 
 
-# Bounds. They share no code with the kernel.
-
-
-def least_s(workload: Workload) -> float:
-    """Lower bound on the time of a run: the α–β bound.
-
-    It is the larger of two times: that of the bytes of the most loaded link, and that of the smallest chunk through the
-    longest chain of hops, on otherwise idle links.
-    """
-    by_link = (workload.link_bytes / workload.rates).max(initial=0.0)
-    return max(float(by_link), _longest_chain_s(workload))
-
-
-def serial_s(workload: Workload) -> float:
-    """Upper bound on the time of a run: all transfers and executions one after the other, on idle links."""
-    actors, hops = workload.actors, workload.hops
-    total = float(actors.start_s.max(initial=0.0))
-    for hop, tail in enumerate(hops.tail.tolist()):
-        fixed_s = float(hops.latency_s[hop] + hops.signal_s[hop])
-        per_byte = 1.0 / _slowest(workload, hop)
-        total += int(actors.chunks[tail]) * fixed_s + float(workload.hop_bytes[hop]) * per_byte
-    for actor, stream in enumerate(actors.stream.tolist()):
-        chunks = int(actors.chunks[actor])
-        if stream >= 0 and chunks:
-            moved = (chunks - 1) * float(actors.bytes[actor]) + float(actors.last_bytes[actor])
-            total += chunks * float(actors.launch_s[actor]) + moved * float(actors.pace_s_per_byte[actor])
-    return total
-
-
-def _slowest(workload: Workload, hop: int) -> float:
-    """Bytes per second of a hop's slowest link."""
-    first, last = workload.hops.path_of[hop], workload.hops.path_of[hop + 1]
-    return float(workload.rates[workload.hops.path[first:last]].min(initial=float("inf")))
-
-
-def _longest_chain_s(workload: Workload) -> float:
-    """Time of the longest path through actors and hops, with the smallest chunk on each."""
-    actors, hops = workload.actors, workload.hops
-    size = [min(a, b) for a, b in zip(actors.bytes.tolist(), actors.last_bytes.tolist(), strict=True)]
-    chunks = actors.chunks.tolist()
-    ready_s = actors.start_s.tolist()
-    following: list[list[int]] = [[] for _ in chunks]
-    waits = [0] * len(chunks)
-    for hop, (tail, head) in enumerate(zip(hops.tail.tolist(), hops.head.tolist(), strict=True)):
-        following[tail].append(hop)
-        waits[head] += 1
-    last = 0.0
-    for actor in _in_order(workload, following, waits):
-        if chunks[actor] == 0:
-            continue
-        done_s = ready_s[actor]
-        if actors.stream[actor] >= 0:
-            done_s += float(actors.launch_s[actor]) + size[actor] * float(actors.pace_s_per_byte[actor])
-        last = max(last, done_s)
-        for hop in following[actor]:
-            moved_s = size[actor] / _slowest(workload, hop)
-            arrived_s = done_s + float(hops.latency_s[hop]) + moved_s + float(hops.signal_s[hop])
-            head = int(hops.head[hop])
-            ready_s[head] = max(ready_s[head], arrived_s)
-    return last
-
-
-def _in_order(workload: Workload, following: Sequence[Sequence[int]], waits: list[int]) -> list[int]:
-    """Actors, senders before receivers. Actors on a cycle are left out, which only weakens the bound."""
-    order = [actor for actor, count in enumerate(waits) if count == 0]
-    for actor in order:
-        for hop in following[actor]:
-            head = int(workload.hops.head[hop])
-            waits[head] -= 1
-            if waits[head] == 0:
-                order.append(head)
-    return order
-
-
-@EVERY_SHARING
-@EASY
-@given(seed=SEEDS)
-def test_runs_lie_between_their_bounds(sharing: str, seed: int) -> None:
-    workload = any_workload(Random(seed), sharing)
-    done = run(workload, Settings(sharing).kernel_sharing)
-    assert done.seconds >= least_s(workload) * (1 - 1e-12)
-    assert done.seconds <= serial_s(workload) * (1 + 1e-12)
-    assert (done.transfers, done.executions) == (workload.transfers, workload.executions)
-    assert (done.busy_s <= done.seconds * (1 + 1e-12)).all()
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 6])
-def test_both_bounds_are_reached(ranks: int) -> None:
-    """A single chunk on a chain takes its steps one after the other, so both bounds are equal."""
-    program, network = lowered("optimal", f"chain:{ranks}", "broadcast")
-    for seed in range(20):
-        random = Random(seed)
-        bound = bind(program, 100_000, 4, 1 << 30)
-        workload = translate(bound, network, costs(random)).workload
-        seconds = run(workload, "fifo").seconds
-        assert least_s(workload) == pytest.approx(seconds, rel=1e-12)
-        assert serial_s(workload) == pytest.approx(seconds, rel=1e-12)
-
-
-@pytest.mark.parametrize("sharing", ["fifo", "fair"])
-def test_a_full_link_is_a_bound_that_is_reached(sharing: str) -> None:
-    """All messages to a star's root cross one link. If only bytes take time, that link is never idle."""
-    program, network = lowered("optimal", "star:5", "gather")
-    workload = translate(bind_bytes(program, 1 << 20, 1 << 14), network, IDEAL).workload
-    assert run(workload, sharing).seconds == pytest.approx((workload.link_bytes / workload.rates).max(), rel=0.02)
-
-
 # Names have no effect.
 
 
@@ -249,19 +141,6 @@ def test_other_numbers_of_vertices_change_nothing(sharing: str, seed: int) -> No
 
 
 # The same input gives the same bytes.
-
-
-@EVERY_SHARING
-@EASY
-@given(seed=SEEDS)
-def test_the_same_input_gives_the_same_bits(sharing: str, seed: int) -> None:
-    one, other = (any_workload(Random(seed), sharing) for _ in range(2))
-    for field in ("actors", "hops"):
-        for column in fields(getattr(one, field)):
-            first, second = (getattr(getattr(x, field), column.name) for x in (one, other))
-            assert first.tobytes() == second.tobytes()
-    outcomes = [run(x, Settings(sharing).kernel_sharing, True) for x in (one, one, other)]
-    assert len({bits(outcome) for outcome in outcomes}) == 1
 
 
 HASHES = """

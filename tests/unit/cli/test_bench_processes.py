@@ -285,9 +285,10 @@ def test_algorithms_on_real_ranks(blink, monkeypatch, native, collective, option
     assert all("*" in row for row in rows)
     assert "# Out of bounds values : 0 OK" in ended.out
     assert "#   from 48: " in ended.out or "#   from 60: " in ended.out or "#   from 32: " in ended.out, ended.out
-    run = json.loads(blink("bench", collective, *options, *sizes, "--json").out)
-    assert run["crossovers"][0]["before"] is None
-    assert len(run["results"][0]["peers"]) == columns - 1
+    if collective == "broadcast":
+        run = json.loads(blink("bench", collective, *options, *sizes, "--json").out)
+        assert run["crossovers"][0]["before"] is None
+        assert len(run["results"][0]["peers"]) == columns - 1
 
 
 def test_one_algorithm_has_nccl_tests_table(blink, monkeypatch, native):

@@ -1,4 +1,4 @@
-"""The kernels on cases with results by hand, and compared with each other bit by bit.
+"""The native kernel on cases with results by hand, and compared bit by bit with the reference in Python.
 
 Rates are one-digit bytes per second, so that all times are exact in binary.
 """
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.cost.simulate import kernel
+from blinkccl.cost.simulate.kernel import run
 from blinkccl.cost.simulate.workload import SHARINGS, Outcome, Trace, Workload
 from blinkccl.errors import InternalError
 from support import reference_kernel
@@ -22,12 +22,6 @@ from support.programs import random_program
 from support.random_workloads import LATENCIES, random_lowered, random_plan, random_translation, random_workload
 from support.timed import bits
 from support.workload_rows import ActorRow, HopRow, workload
-
-
-@pytest.fixture(scope="module", params=["python", "native"])
-def run(request):
-    """The native kernel, or the reference in Python."""
-    return {"python": reference_kernel.run, "native": kernel.run}[request.param]
 
 
 @pytest.fixture(scope="module", params=SHARINGS)
@@ -72,7 +66,7 @@ def ends(outcome: Outcome) -> list[float]:
 # One transfer.
 
 
-def test_a_transfer_takes_latency_and_bytes_over_rate(run, sharing) -> None:
+def test_a_transfer_takes_latency_and_bytes_over_rate(sharing) -> None:
     done = run(chain(latency_s=0.5), sharing)
     assert (done.seconds, done.transfers, done.executions) == (0.5 + 8 / 4, 1, 0)
     assert done.actor_s.tolist() == [0.0, 2.5]
@@ -80,33 +74,33 @@ def test_a_transfer_takes_latency_and_bytes_over_rate(run, sharing) -> None:
     assert done.trace is None
 
 
-def test_the_receiver_knows_when_the_signal_is_there(run, sharing) -> None:
+def test_the_receiver_knows_when_the_signal_is_there(sharing) -> None:
     done = run(chain(2, signal_s=0.25), sharing, True)
     assert done.seconds == 2 * (2 + 0.25)
     assert ends(done) == [2.0, 4.25]
     assert [row[6] for row in rows(done.trace)] == [-1, 0]  # the next hop begins with it
 
 
-def test_no_links_and_no_bytes_cost_their_latency(run, sharing) -> None:
+def test_no_links_and_no_bytes_cost_their_latency(sharing) -> None:
     nowhere = workload([ActorRow(1, 8)] * 2, [HopRow(0, 1, (), latency_s=0.5)], (4.0,))
     assert run(nowhere, sharing).seconds == 0.5
     assert run(chain(size=0, latency_s=0.5), sharing).seconds == 0.5
 
 
-def test_nothing_to_do_ends_at_once(run, sharing) -> None:
+def test_nothing_to_do_ends_at_once(sharing) -> None:
     for empty in (workload([], [], ()), chain(2, chunks=0, latency_s=0.5)):
         done = run(empty, sharing, True)
         assert (done.seconds, done.transfers, done.executions) == (0.0, 0, 0)
         assert rows(done.trace) == []
 
 
-def test_slices_without_chunks_leave_the_others_alone(run, sharing) -> None:
+def test_slices_without_chunks_leave_the_others_alone(sharing) -> None:
     actors = [ActorRow(0, 8, start_s=9.0), ActorRow(0, 8), ActorRow(1, 8), ActorRow(1, 8)]
     both = workload(actors, [HopRow(0, 1), HopRow(2, 3)], (4.0,))
     assert run(both, sharing).actor_s.tolist() == [0.0, 0.0, 0.0, 2.0]
 
 
-def test_a_path_of_several_links_is_as_fast_as_its_slowest(run, sharing) -> None:
+def test_a_path_of_several_links_is_as_fast_as_its_slowest(sharing) -> None:
     """Cut-through: bytes are on all links of a path at once."""
     for path in ((0, 1), (1, 0)):
         through = workload([ActorRow(1, 8)] * 2, [HopRow(0, 1, path, latency_s=0.5)], (8.0, 2.0))
@@ -119,7 +113,7 @@ def test_a_path_of_several_links_is_as_fast_as_its_slowest(run, sharing) -> None
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 7])
-def test_a_chain_takes_its_stages_and_its_slowest_per_chunk(run, sharing, chunks) -> None:
+def test_a_chain_takes_its_stages_and_its_slowest_per_chunk(sharing, chunks) -> None:
     """T = Σt + (k − 1)·max t: the chunk pipeline model."""
     stages = [0.5 + 8 / 4, 0.5 + 8 / 2, 0.5 + 8 / 8]
     done = run(chain(3, chunks=chunks, rates=(4.0, 2.0, 8.0), latency_s=0.5), sharing)
@@ -127,14 +121,14 @@ def test_a_chain_takes_its_stages_and_its_slowest_per_chunk(run, sharing, chunks
     assert done.transfers == 3 * chunks
 
 
-def test_a_shorter_last_chunk_takes_less(run, sharing) -> None:
+def test_a_shorter_last_chunk_takes_less(sharing) -> None:
     done = run(chain(2, chunks=3, last=2), sharing, True)
     # Hop 0 ends at 2, 4, 4.5; hop 1 a chunk later: 4, 6, 6.5.
     assert done.seconds == 6.5
     assert done.busy_s.tolist() == [(8 + 8 + 2) / 4] * 2
 
 
-def test_a_sender_waits_while_its_slots_hold_messages(run, sharing) -> None:
+def test_a_sender_waits_while_its_slots_hold_messages(sharing) -> None:
     """Hop 0 takes 1 and hop 1 takes 4: the relay receives a message, then waits for a slot of hop 1 to forward it."""
     begins = {}
     for slots in (1, 2):
@@ -146,7 +140,7 @@ def test_a_sender_waits_while_its_slots_hold_messages(run, sharing) -> None:
     assert begins[2] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0]
 
 
-def test_slots_hold_messages_that_are_not_received_yet(run, sharing) -> None:
+def test_slots_hold_messages_that_are_not_received_yet(sharing) -> None:
     """While a receiver waits for a slow sender, a fast sender fills its slots and then waits."""
     actors = [ActorRow(3, 8), ActorRow(3, 8), ActorRow(3, 8, receives=(0, 1))]
     hops = [HopRow(0, 2, (0,)), HopRow(1, 2, (1,), slots=2)]
@@ -163,11 +157,11 @@ def stored(chunks: int, slots: int, rates: tuple[float, float] = (4.0, 4.0)) -> 
 
 
 @pytest.mark.parametrize(("slots", "seconds"), [(1, 7 * (2 + 2)), (2, (7 + 1) * 2), (3, (7 + 1) * 2)])
-def test_store_and_forward_takes_a_chunk_more_and_with_one_slot_twice_as_long(run, sharing, slots, seconds) -> None:
+def test_store_and_forward_takes_a_chunk_more_and_with_one_slot_twice_as_long(sharing, slots, seconds) -> None:
     assert run(stored(7, slots), sharing).seconds == seconds
 
 
-def test_a_stored_message_keeps_its_slot_until_it_has_been_read(run, sharing) -> None:
+def test_a_stored_message_keeps_its_slot_until_it_has_been_read(sharing) -> None:
     """Writing takes 1, reading 4: a slot becomes free after each read, at 5, 9, 13, …"""
     done = run(stored(5, 2, (8.0, 2.0)), sharing, True)
     assert [row[3] for row in rows(done.trace) if row[0] == 0] == [0.0, 1.0, 5.0, 9.0, 13.0]
@@ -214,26 +208,26 @@ FAIR = {
 
 
 @pytest.mark.parametrize("case", FAIR)
-def test_fair(run, case) -> None:
+def test_fair(case) -> None:
     given_, expected = FAIR[case]
     assert ends(run(given_, "fair", True)) == expected
 
 
-def test_fifo_serves_one_transfer_after_the_other(run) -> None:
+def test_fifo_serves_one_transfer_after_the_other() -> None:
     """The holder is the transfer that used the link; weights have no effect."""
     done = run(fan(3, sizes=(8, 4, 16), weights=(1.0, 9.0, 1.0)), "fifo", True)
     moves = [(row[4], row[5], row[7]) for row in rows(done.trace)]
     assert moves == [(0.0, 2.0, -1), (2.0, 3.0, 0), (3.0, 7.0, 1)]
 
 
-def test_fifo_serves_in_the_order_of_beginning(run) -> None:
+def test_fifo_serves_in_the_order_of_beginning() -> None:
     """The first transfer has the longer latency, and the link waits for it."""
     hops = [HopRow(0, 1, latency_s=3.0), HopRow(2, 3, latency_s=1.0)]
     done = run(workload([ActorRow(1, 8)] * 4, hops, (4.0,)), "fifo", True)
     assert [(row[3], row[4], row[5]) for row in rows(done.trace)] == [(0.0, 3.0, 5.0), (0.0, 5.0, 7.0)]
 
 
-def test_fifo_lets_a_transfer_wait_at_each_link_of_its_path(run) -> None:
+def test_fifo_lets_a_transfer_wait_at_each_link_of_its_path() -> None:
     """Cut-through over busy links: the transfer is on link 0 at once, and on link 1 when that becomes free."""
     hops = [HopRow(0, 1, (1,)), HopRow(2, 3, (0, 1)), HopRow(4, 5, (0,))]
     done = run(workload([ActorRow(1, 8)] * 6, hops, (4.0, 2.0)), "fifo", True)
@@ -242,7 +236,7 @@ def test_fifo_lets_a_transfer_wait_at_each_link_of_its_path(run) -> None:
     assert done.trace.held_s.tolist() == [0.0, 4.0, 2.0]
 
 
-def test_a_fifo_link_serves_in_the_order_of_arrival_not_of_request(run) -> None:
+def test_a_fifo_link_serves_in_the_order_of_arrival_not_of_request() -> None:
     """The second was requested before the third but waits for link 0, so link 1 serves the third first."""
     hops = [HopRow(0, 1, (0,)), HopRow(2, 3, (0, 1)), HopRow(4, 5, (1,))]
     done = run(workload([ActorRow(1, 8)] * 6, hops, (2.0, 4.0)), "fifo", True)
@@ -253,7 +247,7 @@ def test_a_fifo_link_serves_in_the_order_of_arrival_not_of_request(run) -> None:
 # Streams, executions and copy engines.
 
 
-def test_a_stream_does_one_thing_after_the_other(run, sharing) -> None:
+def test_a_stream_does_one_thing_after_the_other(sharing) -> None:
     """Two sends over separate links run concurrently in two streams, and in turn in one."""
     actors = [ActorRow(1, 8)] * 3
     for streams, seconds in (((0, 1), 2.5), ((0, 0), 5.0)):
@@ -261,14 +255,14 @@ def test_a_stream_does_one_thing_after_the_other(run, sharing) -> None:
         assert run(workload(actors, hops, (4.0, 4.0)), sharing).seconds == seconds
 
 
-def test_an_actor_sends_in_its_own_order(run, sharing) -> None:
+def test_an_actor_sends_in_its_own_order(sharing) -> None:
     actors = [ActorRow(1, 8, sends=(1, 0)), ActorRow(1, 8), ActorRow(1, 8)]
     hops = [HopRow(0, 1, (0,), stream=0), HopRow(0, 2, (1,), stream=0)]
     done = run(workload(actors, hops, (4.0, 4.0)), sharing)
     assert done.actor_s.tolist() == [0.0, 4.0, 2.0]
 
 
-def test_an_execution_takes_its_turn_in_the_stream_of_the_send(run, sharing) -> None:
+def test_an_execution_takes_its_turn_in_the_stream_of_the_send(sharing) -> None:
     """Reduce and forward: 0.5 + 8/8 in the stream before each copy of 2; the stream has no gap after the first."""
     actors = [ActorRow(3, 8), ActorRow(3, 8, stream=1, launch_s=0.5, pace_s_per_byte=1 / 8), ActorRow(3, 8)]
     done = run(workload(actors, [HopRow(0, 1, (0,)), HopRow(1, 2, (1,))], (4.0, 4.0)), sharing, True)
@@ -282,20 +276,20 @@ def test_an_execution_takes_its_turn_in_the_stream_of_the_send(run, sharing) -> 
     ]
 
 
-def test_an_execution_in_a_stream_of_its_own_overlaps_with_the_sends(run, sharing) -> None:
+def test_an_execution_in_a_stream_of_its_own_overlaps_with_the_sends(sharing) -> None:
     actors = [ActorRow(3, 8), ActorRow(3, 8, stream=2, launch_s=0.5, pace_s_per_byte=1 / 8), ActorRow(3, 8)]
     done = run(workload(actors, [HopRow(0, 1, (0,)), HopRow(1, 2, (1,))], (4.0, 4.0)), sharing)
     assert done.seconds == 2 + 1.5 + 2 + 2 * 2
 
 
-def test_the_last_event_may_be_an_execution(run, sharing) -> None:
+def test_the_last_event_may_be_an_execution(sharing) -> None:
     actors = [ActorRow(1, 8), ActorRow(1, 8, stream=1, launch_s=0.5)]
     done = run(workload(actors, [HopRow(0, 1)], (4.0,)), sharing, True)
     assert done.seconds == done.actor_s[1] == 2.5
     assert [row[0] for row in rows(done.trace)] == [0, -1]
 
 
-def test_copy_engines_limit_transfers_in_flight(run, sharing) -> None:
+def test_copy_engines_limit_transfers_in_flight(sharing) -> None:
     """Four sends over separate links take 2.5 each; an engine is in use from the latency on."""
     for engines, seconds in ((1, 10.0), (2, 5.0), (3, 5.0), (4, 2.5)):
         actors = [ActorRow(1, 8)] * 5
@@ -303,7 +297,7 @@ def test_copy_engines_limit_transfers_in_flight(run, sharing) -> None:
         assert run(workload(actors, hops, (4.0,) * 4, (engines,)), sharing).seconds == seconds
 
 
-def test_copy_engines_are_assigned_in_the_order_of_requests(run, sharing) -> None:
+def test_copy_engines_are_assigned_in_the_order_of_requests(sharing) -> None:
     """Actor 2 requests the busy engine before actor 0's stream requests it for its second chunk."""
     actors = [ActorRow(2, 8), ActorRow(2, 8), ActorRow(1, 8, start_s=1.0), ActorRow(1, 8)]
     hops = [HopRow(0, 1, (0,), pool=0), HopRow(2, 3, (1,), pool=0)]
@@ -314,7 +308,7 @@ def test_copy_engines_are_assigned_in_the_order_of_requests(run, sharing) -> Non
 # Ranks that start late.
 
 
-def test_a_late_receiver_receives_nothing_before_its_start(run, sharing) -> None:
+def test_a_late_receiver_receives_nothing_before_its_start(sharing) -> None:
     """Two messages fill the slots at 2 and 4; the relay receives them from 9 on."""
     actors = [ActorRow(3, 8), ActorRow(3, 8, start_s=9.0), ActorRow(3, 8)]
     done = run(workload(actors, [HopRow(0, 1, (0,)), HopRow(1, 2, (1,))], (4.0, 4.0)), sharing, True)
@@ -326,7 +320,7 @@ def test_a_late_receiver_receives_nothing_before_its_start(run, sharing) -> None
 # The trace.
 
 
-def test_the_trace_names_the_cause_of_each_begin(run, sharing) -> None:
+def test_the_trace_names_the_cause_of_each_begin(sharing) -> None:
     """Causes of a relay with a cost: start, arrival, stream, execution, stream."""
     actors = [ActorRow(2, 8), ActorRow(2, 8, stream=1, launch_s=0.5), ActorRow(2, 8)]
     hops = [HopRow(0, 1, (0,), latency_s=0.5), HopRow(1, 2, (1,), latency_s=0.5)]
@@ -341,7 +335,7 @@ def test_the_trace_names_the_cause_of_each_begin(run, sharing) -> None:
     ]
 
 
-def test_the_cause_of_a_begin_may_be_a_slot_or_an_engine(run, sharing) -> None:
+def test_the_cause_of_a_begin_may_be_a_slot_or_an_engine(sharing) -> None:
     slow = run(chain(2, chunks=4, rates=(8.0, 2.0), slots=1), sharing, True)
     assert [(row[0], row[2], row[3], row[6]) for row in rows(slow.trace)] == [
         (0, 0, 0.0, -1),
@@ -361,7 +355,7 @@ def test_the_cause_of_a_begin_may_be_a_slot_or_an_engine(run, sharing) -> None:
 
 @examples(60)
 @given(seed=st.integers(0, 2**32))
-def test_traces_are_consistent(run, sharing, seed) -> None:
+def test_traces_are_consistent(sharing, seed) -> None:
     given_ = random_workload(Random(seed))
     done = run(given_, sharing, True)
     trace = done.trace
@@ -419,13 +413,13 @@ def circle() -> Workload:
         ),
     ],
 )
-def test_a_workload_that_is_not_live_is_an_error_that_says_where(run, sharing, stuck, actor, chunk, at_s) -> None:
+def test_a_workload_that_is_not_live_is_an_error_that_says_where(sharing, stuck, actor, chunk, at_s) -> None:
     with pytest.raises(InternalError, match=f"actor {actor} is in chunk {chunk}: the workload is not live") as raised:
         run(stuck, sharing)
     assert f"the simulation stopped at {at_s} s" in str(raised.value)
 
 
-def test_an_unknown_sharing_is_refused(run) -> None:
+def test_an_unknown_sharing_is_refused() -> None:
     with pytest.raises(InternalError, match="unknown sharing 'first'; expected one of fifo, fair"):
         run(chain(), "first")
 
@@ -434,9 +428,9 @@ def test_an_unknown_sharing_is_refused(run) -> None:
 
 
 def assert_same_bits(given_: Workload, sharing: str) -> None:
-    one, other = reference_kernel.run(given_, sharing, True), kernel.run(given_, sharing, True)
+    one, other = reference_kernel.run(given_, sharing, True), run(given_, sharing, True)
     assert bits(one) == bits(other)
-    untraced = kernel.run(given_, sharing)
+    untraced = run(given_, sharing)
     assert untraced.seconds == one.seconds
     assert untraced.trace is None
 
