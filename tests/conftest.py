@@ -1,7 +1,5 @@
 """Fixtures and options of all tests: a cache of plans and compiled code per session, doubles, and the command line."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """The page in a real browser: clicks, keys, no requests, no errors, and accessibility."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

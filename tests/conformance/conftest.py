@@ -1,7 +1,5 @@
 """Connections of conformance tests, which end with each file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 The bytes are summed independently, role by role, from the pieces that the device layer cuts for each part.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress

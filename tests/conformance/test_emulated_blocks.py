@@ -4,8 +4,6 @@ Each launch has a seed, which determines its schedule, delayed stores, and loads
 the seed, which reproduces it.
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 from itertools import cycle, islice, product
 

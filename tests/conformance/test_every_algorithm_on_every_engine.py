@@ -3,8 +3,6 @@
 New rows of any registry are tested automatically. The only accepted refusal is an UnsupportedError with a reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every connected allocation of both DGX-1s × every collective, root and pair is planned, proved, checked and run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import permutations

@@ -4,8 +4,6 @@
 machine; ``BLINK_ALL_TESTS=1`` runs the product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

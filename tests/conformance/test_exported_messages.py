@@ -3,8 +3,6 @@
 Readers and checker (``tests/support``) use the formats and the Program, and no code of the exports.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from random import Random

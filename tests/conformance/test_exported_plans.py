@@ -3,8 +3,6 @@
 The reader (:mod:`blinkccl.formats.foreign`) shares no code with the exports, and uses only the file.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from random import Random

@@ -1,7 +1,5 @@
 """Plans as Chakra traces: the bytes are those of the protobuf package, and the traces equal the program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Generated code of every algorithm × collective compiles with NVIDIA's compilers without a warning."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import cycle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generated code and the device layer, as one program under sanitizers, have no data race and no invalid address."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ The driver's double computes the blocks per multiprocessor from ``kThreadRegiste
 These tests compare both numbers with the code of nvcc and NVRTC.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

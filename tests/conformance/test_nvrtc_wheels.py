@@ -1,7 +1,5 @@
 """Each NVRTC, as its wheel installs it, compiles a plan on a machine with PyTorch's wheels and without a toolkit."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

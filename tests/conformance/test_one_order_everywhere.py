@@ -4,8 +4,6 @@ Each engine runs every plan at sizes of several decades. Larger sizes need no ru
 never elements, and every execution of a role folds the same operands (:mod:`blinkccl.schedule.order`).
 """
 
-from __future__ import annotations
-
 import itertools
 from functools import cache
 

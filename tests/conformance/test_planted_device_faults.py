@@ -4,8 +4,6 @@ Each fault is planted in a copy of the headers, and the tests of the kernel cont
 With BLINK_ALL_TESTS=1 blocks of one thread run too, which shows the benefit of the emulation.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ The oracle's values are exact in any order and rounding, so they cannot test thi
 or quotient, and rounded it only for other ranks, would have another result.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

@@ -5,8 +5,6 @@ compiled from the sdist, in one or two minutes, and `make wheels` compiles the w
 another kind of CPU runs under QEMU, in Debian's Python for that CPU.
 """
 
-from __future__ import annotations
-
 import fcntl
 import filecmp
 import importlib.util

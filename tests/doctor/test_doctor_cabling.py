@@ -1,7 +1,5 @@
 """Findings of the doctor on cables: each cause where it applies, and predicted gains equal to the planner's."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """``blink doctor`` and ``blink topo --gather`` on the command line: exit codes, JSON, and usage errors."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Published cases, in our own words: the doctor diagnoses each as its authors did, and healthy ones as healthy."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """This machine as a document, from a fake driver and file system, without secrets."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import socket

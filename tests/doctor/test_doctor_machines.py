@@ -1,7 +1,5 @@
 """Simulated machines with one planted fault each: the doctor detects it and reports no other (docs/doctor.md)."""
 
-from __future__ import annotations
-
 import pytest
 from doctor_machines import FAULTS, MARKS, PAGE, SAMPLE_MARKS, run, samples, table
 

@@ -1,7 +1,5 @@
 """Reading of arbitrary bytes: every input gives a case, with notes on unreadable parts and on inferences."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Rules, one condition at a time: causes, beside inputs that resemble them and are none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 ``python tests/doubles/build.py [DIRECTORY]`` prints the built files. Tests call :func:`build`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Jobs for tests, ended at the end of the test in any case."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ A rank runs a function of a test file with its communicator as argument. The fun
 raises: :class:`~rank_processes.Outcome`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

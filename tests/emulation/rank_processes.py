@@ -1,7 +1,5 @@
 """Ranks as processes: started from a server process, observed, and always ended."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

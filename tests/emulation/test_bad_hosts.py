@@ -3,8 +3,6 @@
 Ranks 0 and 1 are on the first host, ranks 2 and 3 on the second.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

@@ -1,7 +1,5 @@
 """Ranks that are processes meet and share memory: all present, one missing, duplicate, killed, restarted."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

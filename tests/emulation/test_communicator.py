@@ -1,7 +1,5 @@
 """All collectives of communicators whose ranks are processes, compared with the oracle: the same bits on all ranks."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,7 +1,5 @@
 """The system's copies between ranks' private memories: selected equally, correct, counted, and free of deadlocks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

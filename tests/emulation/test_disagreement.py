@@ -1,7 +1,5 @@
 """Ranks with different calls: an error with both calls on every rank, or no effect at all; no rank hangs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranks that die, stop, or never come: all others raise an error that names them, in time, in every situation."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

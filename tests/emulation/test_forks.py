@@ -1,7 +1,5 @@
 """Ranks that fork, as data loaders do: a child is not a rank, disturbs no rank, and keeps no rank alive."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -3,8 +3,6 @@
 The hosts are network namespaces of the laboratory, with cables of 1 Gbit/s. A slow hub joins them too, for the start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Real laboratories: plans over shaped links between namespaces, failing links, and complete clean-up."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Shared memory: private to its user, unnamed, freed after any end, not in /dev/shm; and no growth."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Groups with one order of summation: an element has the bits of that order, at any size, place and collective."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

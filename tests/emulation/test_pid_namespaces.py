@@ -3,8 +3,6 @@
 A process's number is another process's there, or none's; both ranks below are process 1 or 2 of their own namespaces.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

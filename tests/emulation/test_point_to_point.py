@@ -1,7 +1,5 @@
 """Messages between two ranks: tags, sources, order, sizes, both directions at once, concurrent collectives."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The benchmark of ranks in network namespaces, benchmarks/several_hosts.py, with its clean-up."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

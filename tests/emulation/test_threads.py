@@ -1,7 +1,5 @@
 """Threads of a rank that share a call's large chunks: the same bits for any number, and only where it is worthwhile."""
 
-from __future__ import annotations
-
 import os
 from hashlib import sha256
 

@@ -4,8 +4,6 @@ The ranks' programs are in torch_calls.py, torch_small_calls.py, torch_wrappers.
 torch_hosts.py.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """examples/train.py as users start it, under torchrun: gloo and blink must learn the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Groups and measured tables: all ranks use the same one, and replace the same rows if they cannot run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

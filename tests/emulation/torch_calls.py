@@ -1,7 +1,5 @@
 """Programs on the calls of a process group: collectives, messages, groups, timeouts, ends."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import time

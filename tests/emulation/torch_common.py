@@ -1,7 +1,5 @@
 """Functions shared by the programs on backend "blink"."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

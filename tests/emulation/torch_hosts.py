@@ -1,7 +1,5 @@
 """Programs on ranks of several hosts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -8,8 +8,6 @@ torch_wrappers.py (tensors without plain memory), torch_training.py (layers on t
 several hosts).
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from pathlib import Path

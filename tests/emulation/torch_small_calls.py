@@ -1,7 +1,5 @@
 """Programs on small calls with ``async_op``, which wake no thread, and on what tools and forked children see."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -1,7 +1,5 @@
 """Programs on layers above a process group: DDP, FSDP, DTensor, torch.compile, profiles."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

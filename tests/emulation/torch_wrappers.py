@@ -1,7 +1,5 @@
 """Programs on tensors without plain data at their address: torch's wrappers, negative and conjugate bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

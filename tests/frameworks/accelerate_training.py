@@ -1,7 +1,5 @@
 """Hugging Face accelerate: a model that is trained, and metrics that are gathered, on CPUs."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

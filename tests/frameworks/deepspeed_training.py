@@ -1,7 +1,5 @@
 """DeepSpeed on CPUs: four steps with ZeRO's stages 1, 2 and 3."""
 
-from __future__ import annotations
-
 import sys
 
 import deepspeed

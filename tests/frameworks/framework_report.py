@@ -1,7 +1,5 @@
 """The last line of a framework's program: its results, and the number of calls that blink served."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Lightning: an epoch with its DDP strategy, whose backend is one argument."""
 
-from __future__ import annotations
-
 import sys
 
 import lightning

@@ -1,7 +1,5 @@
 """``ray.util.collective``: all its calls between two actors, by gloo's group or by ours."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Ray Train: workers of a TorchTrainer, whose backend is one argument."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from typing import Any

@@ -4,8 +4,6 @@ The environment of the frameworks is `build/frameworks`, beside the one of this 
 the package index, with this torch, on the first run (some 5 GB). Blink in it is this installation, through links.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Hugging Face transformers: a small Llama, made from a config, in parts on two ranks (``tp_plan="auto"``)."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 

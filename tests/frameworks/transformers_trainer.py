@@ -1,7 +1,5 @@
 """Hugging Face Trainer: three steps of a small Llama on CPUs."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 

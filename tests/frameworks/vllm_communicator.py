@@ -3,8 +3,6 @@
 The class is that of the wheel, whose compiled kernels are not loaded. Their operators are doubles, which end the rank.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.metadata import entry_points

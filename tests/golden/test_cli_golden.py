@@ -1,7 +1,5 @@
 """The output of the command line, word for word. After an intended change: ``pytest tests/golden --update-golden``."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 After an intended change: ``--update-golden``; ``blink export PLAN --to cuda`` prints the code behind a digest.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

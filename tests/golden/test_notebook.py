@@ -1,7 +1,5 @@
 """The notebook in examples/ runs in Jupyter, with the same output as in its last run (``--update-golden``)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -15,8 +15,6 @@ The blocks of a page run in order, in one folder and one Python namespace:
 Other blocks, without ``$`` or in other languages, are only for display.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

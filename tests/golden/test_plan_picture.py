@@ -3,8 +3,6 @@
 After an intended change: ``pytest tests/golden --update-golden``.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The documentation site builds without warnings, its links are valid, and its pages load nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from html.parser import HTMLParser

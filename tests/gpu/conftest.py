@@ -1,7 +1,5 @@
 """Tests that need an NVIDIA GPU, its driver, the library and a compiler; else all are skipped with the reason."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 nccl_client_torch.py RANK SIZE STORE
 """
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """NVIDIA's nccl-tests, which check every element, with libblink.so preloaded. Their programs must be on PATH."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Conformance on a GPU: the steps of a GPU day find no error, and ranks run as processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

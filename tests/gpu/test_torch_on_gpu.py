@@ -1,7 +1,5 @@
 """CUDA tensors of torch, in an unchanged NCCL program with libblink.so preloaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ host. ``agreement`` models class ``Agreement`` (native/shim/shared_page.h, share
 proof in its comment. ``but`` names the change of a variant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from support.litmus import Registers, Thread

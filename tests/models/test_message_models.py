@@ -17,8 +17,6 @@ Results of the search for LL and LL128, whose messages have flags and no counter
 - Flags that repeat need the sweep, and the arrival of stores of half a round ago.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

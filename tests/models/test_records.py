@@ -1,7 +1,5 @@
 """Records of blocks that gave up, and decisions by call: every execution is correct, and every step is needed."""
 
-from __future__ import annotations
-
 import pytest
 from record_models import agreement, status
 

@@ -4,8 +4,6 @@ The expected results come from the PTX ISA's chapter "Memory Consistency Model" 
 accesses strong and at one scope. PTX allows LB without dependencies; in the search only a marked load may be overtaken.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """MPI programs under ``blink run --mpi``: a runner for each installed library."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

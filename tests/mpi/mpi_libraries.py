@@ -3,8 +3,6 @@
 ``BLINK_TEST_MPI=openmpi=/tmp/openmpi,mpich=/tmp/mpich,impi=/tmp/impi-devel``
 """
 
-from __future__ import annotations
-
 import os
 
 from blinkccl.bench.peers.registry import parse

@@ -1,7 +1,5 @@
 """Unchanged MPI programs with libblink_mpi.so before their library: equal results, and a report of all calls."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

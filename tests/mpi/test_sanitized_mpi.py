@@ -4,8 +4,6 @@ The MPI libraries are not, so reports from inside them are suppressed. MPICH 4.0
 without Blink, too.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

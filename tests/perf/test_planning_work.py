@@ -1,7 +1,5 @@
 """The work of planning, counted in calls, which are equal on every machine. Times are in benchmarks/."""
 
-from __future__ import annotations
-
 import cProfile
 import pstats
 from collections import Counter

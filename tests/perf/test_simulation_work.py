@@ -3,8 +3,6 @@
 Times are in benchmarks/simulation.py.
 """
 
-from __future__ import annotations
-
 import pytest
 import simulation
 from test_planning_work import calls

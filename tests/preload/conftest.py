@@ -1,7 +1,5 @@
 """Shared parts of the tests under LD_PRELOAD: the files of a run, a runner, and fake planners."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ GPU 3 to GPU 1, messages take the direct path, which is NCCL's; longer ones take
 Blink's (``BLINK_PATHS``). One thread makes the calls of all ranks; only streams wait.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import json
 import os

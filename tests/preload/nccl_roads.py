@@ -4,8 +4,6 @@
 doubles' journals (``BLINK_DOUBLE_NCCL_JOURNAL``, ``BLINK_DOUBLE_JOURNAL``) list the calls of NCCL and of the driver.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import json
 import os

@@ -3,8 +3,6 @@
 ``python opened_client.py LIBBLINK RANKS RANK ID CALLS [NCCL]``; NCCL, if given, is opened first, as torch does.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import os
 import sys

@@ -4,8 +4,6 @@
 in each buffer, and the result of a call is ``DIRECTORY/NAME.COUNT.RANK``. A failed call is a line on stdout.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import os
 import sys

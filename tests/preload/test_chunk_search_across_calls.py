@@ -1,7 +1,5 @@
 """The search for a chunk size by MIAD across calls, with the same size on all ranks in every call."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

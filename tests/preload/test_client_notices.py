@@ -1,7 +1,5 @@
 """The client of these tests detects a library that does nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from preloaded import DOUBLES, Preloaded

@@ -1,7 +1,5 @@
 """A program without knowledge of Blink gets the same bits from Blink's trees as from NCCL, in every mode."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Copy engines: the same bits as from NCCL under any delay, with as few streams and waits as possible."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

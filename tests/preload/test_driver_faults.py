@@ -5,8 +5,6 @@ error from the call or the communicator. (If a rank fails in a call, its peers' 
 continue; their programs get the error from ncclCommGetAsyncError.)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

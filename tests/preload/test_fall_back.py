@@ -1,7 +1,5 @@
 """A missing or broken part, on any rank: NCCL runs all calls on all ranks, and one line has the reason."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

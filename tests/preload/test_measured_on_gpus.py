@@ -3,8 +3,6 @@
 Times on doubles have no meaning: slow cases have an added delay, or a table that declares them slow.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

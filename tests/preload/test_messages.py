@@ -1,7 +1,5 @@
 """ncclSend and ncclRecv over the paths of a table: every byte arrives over any paths; a bad table is ignored."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Each call runs in the right library, Blink or NCCL; and errors if NCCL lacks a function or is missing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """BLINK_DETERMINISTIC=order under an NCCL program: sums of any size have the bits of one order, or are errors."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

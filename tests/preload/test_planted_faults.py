@@ -1,7 +1,5 @@
 """These tests detect a missing wait: a libblink.so built without it fails for some seed."""
 
-from __future__ import annotations
-
 import re
 import signal
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """BLINK_ALGO=hybrid: the first calls of a size measure whether PCIe beside NVLink pays; all ranks select the same."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

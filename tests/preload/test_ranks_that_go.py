@@ -1,7 +1,5 @@
 """A rank that dies, does not call, or aborts: the others get an error and end, and nothing is left."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections import Counter

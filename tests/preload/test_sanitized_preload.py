@@ -1,7 +1,5 @@
 """libblink.so, generated code and the doubles have no races and no memory errors: all are built with a sanitizer."""
 
-from __future__ import annotations
-
 import pytest
 from preloaded import Preloaded
 from variants import sanitized

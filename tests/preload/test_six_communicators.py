@@ -5,8 +5,6 @@ all of them avoids deadlocks (``native/shim/resident_blocks.h``): a kernel kept 
 forever.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Programs load NCCL in different ways, and Blink finds it; programs without NCCL are not affected."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A program's requests to NCCL, by a configuration, a variable or a window: Blink or NCCL fulfils each by name."""
 
-from __future__ import annotations
-
 import pytest
 from preloaded import Preloaded
 

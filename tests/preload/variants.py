@@ -1,7 +1,5 @@
 """libblink.so and the library of generated code, built with a sanitizer or with a planted fault."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Plans on cables reach their theoretical rate and compute right results, on common and on random cablings."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 

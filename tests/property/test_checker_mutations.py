@@ -1,7 +1,5 @@
 """Damaged plans crash neither reader nor checker, and no changed claim passes."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The device layer cuts slices as ``bind`` does, for any count, and its parts tile them from any first part."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

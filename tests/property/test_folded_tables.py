@@ -1,7 +1,5 @@
 """Tables folded to the width of a terminal: no line is longer, and every word stays in its row."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Mutated plans of MSCCL++: refused with a name, judged wrong, or right in every order of execution."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Generated code against the reference engine, bit for bit: odd programs, all protocols, rounding, reused memory."""
 
-from __future__ import annotations
-
 import ctypes as c
 from collections import Counter
 from collections.abc import Callable

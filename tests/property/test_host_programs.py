@@ -4,8 +4,6 @@ The tests cover every transport of messages, in and out of place, and large and 
 lowering would never make, and programs perturbed until they are barely live.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Programs between hosts on random hosts and sizes: an interface carries the least that a collective needs."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

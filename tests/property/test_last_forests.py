@@ -1,7 +1,5 @@
 """Three-phase and hybrid forests: right, valid, and never faster than the optimum on the whole network."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Properties of plans on any topology: a proof, no faster plan, and no effect of names and units."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Properties of packings on any network: they fit, they span, and no more would fit."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -4,8 +4,6 @@ The verifier and the reference engine define the semantics of a Program independ
 program that the verifier accepts runs on every engine and equals the oracle; every reported deadlock is one.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, partial
 from random import Random

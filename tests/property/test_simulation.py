@@ -1,7 +1,5 @@
 """Properties of simulated times for any program, any costs and any sharing of links."""
 
-from __future__ import annotations
-
 import pathlib
 from dataclasses import replace
 from functools import lru_cache

@@ -4,8 +4,6 @@ Every sample is damaged 500 times, and 2,000 times with BLINK_ALL_TESTS=1. Bytes
 is cut off, lines are swapped, dropped or doubled, and numbers and words are replaced.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import zlib

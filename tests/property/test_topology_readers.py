@@ -1,7 +1,5 @@
 """Random machines, printed by a tool's double, are read back unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

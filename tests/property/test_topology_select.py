@@ -1,7 +1,5 @@
 """Properties of the links to plan on, for any machine, allocation and choice of links."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Plans by orbits are equivalent to the same plans with all shares, right or wrong."""
 
-from __future__ import annotations
-
 import copy
 import json
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The paper's machines: allocations of a DGX-1 up to isomorphism, and the rates of today's rings there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations

@@ -1,7 +1,5 @@
 """The documents' claims: complete, computed on request, and changed only by their own inputs."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

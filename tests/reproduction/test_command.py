@@ -1,7 +1,5 @@
 """``python -m reproduction``: table, files, and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The numbers in ``docs/claims.md`` are not repeated here. If a claim is false, the test asserts the true statement.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from fractions import Fraction
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Recorded measurements of the laboratory: all allocations, the present plans, and the goals."""
 
-from __future__ import annotations
-
 from statistics import geometric_mean
 
 import pytest

@@ -1,7 +1,5 @@
 """Shapes of Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1). Their published numbers are B6 to B9."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

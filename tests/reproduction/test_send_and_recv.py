@@ -1,7 +1,5 @@
 """The example of document D: Programs over torch's send and receive have the reference engine's bits."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

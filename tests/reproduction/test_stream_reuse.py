@@ -1,7 +1,5 @@
 """Two trees on one link: the cost of unfair sharing, and the gain by reused streams (Blink, MLSys 2020, §4.2.2)."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.cost.simulate.calibration import calibration

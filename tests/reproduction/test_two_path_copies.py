@@ -1,7 +1,5 @@
 """The multi-path UCX article's copies over two paths, against formulas worked out by hand."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

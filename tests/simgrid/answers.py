@@ -15,8 +15,6 @@ Output: ``{"version": "...", "answers": [{"finish_s": ..., "actor_s": [...], "op
 order; ``open_order`` counts claims of an engine or a stream by different actors at the same instant.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

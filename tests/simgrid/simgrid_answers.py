@@ -1,7 +1,5 @@
 """SimGrid's answers, usually from the system's Python, which has its bindings."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -9,8 +9,6 @@ The result of a program may depend on the order in which two actors get an engin
 programs are neither compared nor recorded; ``answers.py`` identifies them from SimGrid's run alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

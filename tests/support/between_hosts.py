@@ -1,7 +1,5 @@
 """Ranks on several hosts in one process: a thread and a segment of its own each, with messages over UCX."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A headless Chromium, driven by its DevTools protocol over two pipes: no library, no port."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

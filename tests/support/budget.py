@@ -6,8 +6,6 @@
 The lines of code files count: Python, C, C++, headers, CMake, and parts of pages of ``blink show``.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

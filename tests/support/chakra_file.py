@@ -1,7 +1,5 @@
 """Chakra traces, read by the protobuf package: field numbers, messages, and operations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory

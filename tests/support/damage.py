@@ -1,7 +1,5 @@
 """Changes of a JSON document, for tests of its readers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

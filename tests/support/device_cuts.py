@@ -1,7 +1,5 @@
 """The device layer's own code that cuts a program's slices into pieces, for one part of one call."""
 
-from __future__ import annotations
-
 import ctypes as c
 from functools import cache
 

@@ -1,7 +1,5 @@
 """An emulated GPU in place of the driver, for the kernels of benchmarks and their host code."""
 
-from __future__ import annotations
-
 import ctypes as c
 import tempfile
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A :class:`Machine` replaces the launcher of :mod:`support.generated`, so that its sessions run on the machine.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import os
 import shlex

@@ -1,7 +1,5 @@
 """All that runs Programs on real buffers, as one registry: every engine is tested on everything."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Settings of Hypothesis for all tests: the same examples on every machine, without a deadline per example."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import HealthCheck, settings

@@ -1,7 +1,5 @@
 """Comparison of an engine with the collective's definition, for one call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from blinkccl.collectives.call import CollectiveCall

@@ -4,8 +4,6 @@ A test that needs one is marked ``@needs("torch")``, or its file is, by ``pytest
 ``pytest -m needs`` selects them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module

@@ -1,7 +1,5 @@
 """NVML on a configurable machine: a module like pynvml."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

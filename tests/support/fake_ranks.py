@@ -3,8 +3,6 @@
 python fake_ranks.py SOCKET RANKS [wrong|silent|dying|refusing|failing|twice|stranger|absent|writing]
 """
 
-from __future__ import annotations
-
 import mmap
 import multiprocessing
 import os

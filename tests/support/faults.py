@@ -3,8 +3,6 @@
 A fault returns the damaged program, or None if this program offers no place for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction

@@ -3,8 +3,6 @@
 An operation is a dictionary; the functions at the end make it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

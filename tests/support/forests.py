@@ -3,8 +3,6 @@
 Their rates are those of random trees, not optimal. Equal seeds give equal forests.
 """
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 from random import Random

@@ -4,8 +4,6 @@ It tests the code that GPUs run: the same generated text, headers and layout of 
 thread. The engine is slow; its purpose is to prove that the code is correct.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import sys
 from collections.abc import Iterable, Sequence

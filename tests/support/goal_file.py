@@ -1,7 +1,5 @@
 """A strict reader of GOAL schedules: it accepts only the part of txt2bin's input that is unambiguous."""
 
-from __future__ import annotations
-
 import re
 
 from support.message_schedules import Operation

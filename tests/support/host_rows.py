@@ -1,7 +1,5 @@
 """The rows of one rank that the native library binds to a plan, with names."""
 
-from __future__ import annotations
-
 import ctypes as c
 from types import SimpleNamespace
 from typing import Any

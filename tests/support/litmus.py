@@ -3,8 +3,6 @@
 Threads are straight lines (a loop is unrolled, a wait is one operation), so every execution is finite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Only the loss of a rank cannot happen here. :func:`run` has the form of :class:`support.engines.RunProgram`.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import mmap
 import secrets

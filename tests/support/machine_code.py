@@ -4,8 +4,6 @@ A kernel's numbers are in the cubin itself, from nvcc and NVRTC. Spills come fro
 from the PTX and, if nvdisasm is installed, from the machine code.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import struct

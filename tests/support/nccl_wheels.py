@@ -1,7 +1,5 @@
 """NCCL's wheels, cached between sessions of tests."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

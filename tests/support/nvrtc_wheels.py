@@ -1,7 +1,5 @@
 """NVRTC's wheels, cached in this checkout between sessions of tests."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """Evaluation of an order of summation: an element's bits from its contributions only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Check whether words of a picture end within it, as a browser on Linux draws them, in DejaVu Sans."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 from xml.etree import ElementTree

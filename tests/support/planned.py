@@ -1,7 +1,5 @@
 """Requests and plans for tests; the independent checker checks each plan before it is returned."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction

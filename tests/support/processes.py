@@ -1,7 +1,5 @@
 """Processes of tests, and waits for their states."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Machines with random cables between them."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 from random import Random

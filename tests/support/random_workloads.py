@@ -4,8 +4,6 @@ Equal seeds give equal workloads, in any version of Python. Costs have continuou
 events are rare: the winner of two actors that request one engine at the same instant is undefined.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random

@@ -4,8 +4,6 @@ Tests compare :mod:`blinkccl.cost.simulate.kernel` with this definition: the sam
 bits, about 20 times slower.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import fields
 from heapq import heappop, heappush

@@ -6,8 +6,6 @@ has ``overtaken``. While links are ``stale``, ``share`` must be called before ti
 :mod:`~blinkccl.cost.simulate.workload` defines both kinds of links.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Small random networks, and definitions by exhaustive search, with which the solvers are compared."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction

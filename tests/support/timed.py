@@ -1,7 +1,5 @@
 """Jobs for tests of the simulator, and their costs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """Machines in the output formats of other tools: own samples for the readers of :mod:`blinkccl.topology.formats`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A strict reader of Chrome's trace format; Perfetto is tolerant and drops unreadable events."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field

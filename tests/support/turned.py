@@ -1,7 +1,5 @@
 """Plans with shares in orbits, or with every share, independent of their size."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 from unittest import mock

@@ -16,8 +16,6 @@ which is a finding. Failed checks and threads that wait for ever are findings to
 Each state is visited once; operations that no other thread can notice are not interleaved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain

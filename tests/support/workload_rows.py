@@ -1,7 +1,5 @@
 """Workloads from rows, and as JSON for programs that do not import this package."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any

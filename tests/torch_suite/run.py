@@ -16,8 +16,6 @@ With ``--hosts`` half of the ranks are in another network namespace, which needs
 printed, and makes the exit status 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Tests of PyTorch's conformance suite that pass on gloo pass on blink."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Marks of tests that need an extra such as torch, so that `make test-more` runs every test that `make test` skips."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The words that docs/glossary.md replaced stay away, and every page that a text names exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 import-linter orders the rooms (docs/design.md); this test also orders the files of a room.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path

@@ -4,8 +4,6 @@ A room that has been rewritten is added to the list and stays plain from then on
 as nouns, phrases that readers had to parse twice, and locals named for an act instead of a thing.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

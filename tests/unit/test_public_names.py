@@ -1,7 +1,5 @@
 """Public names of ``blinkccl``: each has documentation, and its examples run."""
 
-from __future__ import annotations
-
 import doctest
 import subprocess
 import sys

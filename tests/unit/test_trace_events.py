@@ -1,7 +1,5 @@
 """Timelines that a strict reader accepts, with events added in any order."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``blinkccl.plan`` agrees with the command line, and refuses bad arguments."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from html.parser import HTMLParser

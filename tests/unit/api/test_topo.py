@@ -1,7 +1,5 @@
 """``blinkccl.topo`` and networkx graphs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Comparison of algorithms: the planned ones, the commands to ranks, and the crossovers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from types import SimpleNamespace

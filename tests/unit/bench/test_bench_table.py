@@ -1,7 +1,5 @@
 """Table and JSON in the exact format of nccl-tests."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """``blink bench --timeline``: the recorded calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks connect and reply; one that is lost, late or wrong is reported and ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

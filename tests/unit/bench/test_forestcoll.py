@@ -1,7 +1,5 @@
 """Both halves of ``benchmarks/forestcoll.py`` plan on the same links, and the rates of trees are measured."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The page of a GPU day is complete after any failure of a step, and all steps pass on the driver's double."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

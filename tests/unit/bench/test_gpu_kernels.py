@@ -1,7 +1,5 @@
 """The kernels of a GPU day on an emulated GPU: they give correct results, and a fault planted in each is noticed."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import gpu_fold

@@ -1,7 +1,5 @@
 """``blink tune`` on GPUs: the rounds of the race, and processes that fail."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 

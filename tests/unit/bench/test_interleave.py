@@ -1,7 +1,5 @@
 """Candidates run in turns, are compared within rounds, and are left out after a failure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 

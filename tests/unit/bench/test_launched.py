@@ -1,7 +1,5 @@
 """Ranks of a launcher perform rank 0's commands; here they are threads, with a communicator made of barriers."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A plan on an engine of this process: every collective is right, and wrong elements are counted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The pattern gives the correct value of every element, at any size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Peers are found, identified and compiled, and give correct results."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """Messages arrive unchanged, and invalid ones are refused."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 

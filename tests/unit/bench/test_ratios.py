@@ -1,7 +1,5 @@
 """The goals of ``benchmarks/ratios.py`` are judged by the right candidate."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import ratios

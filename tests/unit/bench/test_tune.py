@@ -1,7 +1,5 @@
 """``blink tune``: halving finds the fastest way, selects it only if it is clearly faster, and keeps to its budget."""
 
-from __future__ import annotations
-
 import json
 import re
 

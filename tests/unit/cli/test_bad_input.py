@@ -1,7 +1,5 @@
 """Mistakes on the command line end with exit code 2, one clear sentence, and no traceback."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad plans and links end with the right exit code and a sentence with place, fault and remedy, without a traceback."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``blink bench`` on processes: output, files and refusals. Ranks are fakes, except in tests of real ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

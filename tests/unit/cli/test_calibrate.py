@@ -1,7 +1,5 @@
 """``blink calibrate``: output, files, and refusals."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``blink check`` and ``blink sim`` on NCCL graph files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

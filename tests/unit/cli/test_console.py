@@ -1,7 +1,5 @@
 """Destinations of output, colours, and the progress bar."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Plans and topologies of the same input are byte-identical in processes with different hash seeds."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The table from errors to exit codes is total, and every code is reached through the command line."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl import errors

@@ -1,7 +1,5 @@
 """``blink export``: output, files, refusals, and exit codes."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64decode
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``blink export --to mscclpp``, and ``blink check`` of its files and of other tools' files."""
 
-from __future__ import annotations
-
 import json
 
 from support import foreign_files

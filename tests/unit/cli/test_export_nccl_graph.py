@@ -1,7 +1,5 @@
 """``blink export --to nccl-graph``: the rings of a plan for NCCL are read back; other plans are refused."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """``blink --man``: every verb and option is on the page, and groff accepts it without a warning."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

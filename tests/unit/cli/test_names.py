@@ -1,7 +1,5 @@
 """Typed names: lists, near misses, the two places of a topology; the version; completion in shells."""
 
-from __future__ import annotations
-
 import json
 import platform
 from typing import Any

@@ -1,7 +1,5 @@
 """No verb prints lines wider than the terminal, and all print the same words there as into a pipe."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

@@ -1,7 +1,5 @@
 """``blink plan``: the lines below a plan, and orders of sums."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``blink plan --timeout``: the same plan in time, TimeUpError after it, and refused values."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl import plan

@@ -1,7 +1,5 @@
 """Removed verbs and options print one line with their replacement."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """``blink run``: the environment of the command, its exit code, and the report of its calls."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

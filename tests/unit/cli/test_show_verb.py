@@ -1,7 +1,5 @@
 """``blink show``: input, output, and refusals."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """``blink sim`` on the command line: tables, JSON, files, and refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

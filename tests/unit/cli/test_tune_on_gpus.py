@@ -1,7 +1,5 @@
 """``blink tune`` on GPUs, before any measurement: refusals, and the output of existing tables."""
 
-from __future__ import annotations
-
 import io
 import json
 

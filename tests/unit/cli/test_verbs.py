@@ -1,7 +1,5 @@
 """Output of the verbs: documented JSON fields, and files that other verbs read."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

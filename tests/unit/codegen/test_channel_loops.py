@@ -1,7 +1,5 @@
 """Loops of GPU blocks: accepted programs never get stuck, refused ones do, and every role is executed once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction

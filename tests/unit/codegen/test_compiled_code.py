@@ -1,7 +1,5 @@
 """Compiled code: compiled once, cached for later processes, never used from directories that others can write."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

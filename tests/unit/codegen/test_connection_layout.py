@@ -1,7 +1,5 @@
 """The layout of connections: places do not overlap, each is on its own line, and programs of a group share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

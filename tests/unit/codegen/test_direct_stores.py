@@ -1,7 +1,5 @@
 """Direct stores: paths through memories are refused, and the accepted paths have the plan's rate."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict, deque
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Generated text: names, methods, comments, lines; the same bytes in every process; no injection through names."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from fractions import Fraction

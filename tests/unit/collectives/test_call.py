@@ -1,7 +1,5 @@
 """Collective calls as text, as the number that native code compares, and as a collective among ranks."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

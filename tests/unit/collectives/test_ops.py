@@ -1,7 +1,5 @@
 """Types, operations, and the exact bits of the result of one execution."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

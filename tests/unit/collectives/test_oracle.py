@@ -1,7 +1,5 @@
 """The oracle against definitions written out by hand, and inputs that reveal errors."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

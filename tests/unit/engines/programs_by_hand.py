@@ -1,7 +1,5 @@
 """Programs written by hand."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from blinkccl.collectives.spec import Collective

@@ -3,8 +3,6 @@
 Every rank is a thread with a segment of its own, or shares one with a neighbour, and reaches the others over UCX.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

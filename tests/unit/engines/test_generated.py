@@ -1,7 +1,5 @@
 """The engine of generated code: refusals, timeouts, and compilations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 The conformance suite and tests/property check that it executes Programs correctly.
 """
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import secrets

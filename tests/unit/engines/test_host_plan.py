@@ -1,7 +1,5 @@
 """The layout of messages in the tables of the host engine."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Engine host with relays and staged queues: the ranks of relays' roles, and the places of messages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

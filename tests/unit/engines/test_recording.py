@@ -1,7 +1,5 @@
 """Timelines of the host engine: executions are spans, messages are arrows, and dropped events are reported."""
 
-from __future__ import annotations
-
 import json
 from threading import Barrier, Thread
 

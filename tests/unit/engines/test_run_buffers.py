@@ -1,7 +1,5 @@
 """Buffers of the ranks, separate or in place as in nccl.h."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Programs with in-network reduction: their form, the engine that runs them, and their cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Measurements: all forms of a log give the same ones; an impossible log is refused with its line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

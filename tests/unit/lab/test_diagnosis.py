@@ -1,7 +1,5 @@
 """The link that undelivered data identifies."""
 
-from __future__ import annotations
-
 from blinkccl.apps.lab.diagnosis import blocked, common_links, connections, sentence
 
 WAITS = {1: TimeoutError("rank 1 waits for chunk 3")}

@@ -1,7 +1,5 @@
 """Candidates of a laboratory, and their predictions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

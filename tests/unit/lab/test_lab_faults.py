@@ -1,7 +1,5 @@
 """The rest of a job after a fault."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.apps.lab import experiment, faults

@@ -1,7 +1,5 @@
 """The layout of a laboratory: pairs of devices, rates, addresses, and routes along every path."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from random import Random

@@ -1,7 +1,5 @@
 """The substitute for ssh when mpirun starts its daemons in namespaces."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The headers that native code and Python share: parsed with C's meaning, and a difference is detected."""
 
-from __future__ import annotations
-
 import ctypes as c
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The native kernels give the same bits as NumPy and ml_dtypes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs for tests of the planner: peer info of ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

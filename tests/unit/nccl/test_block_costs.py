@@ -1,7 +1,5 @@
 """Rates of blocks bound a prediction, and sizes where NVLS is faster stay with NCCL."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.collectives.ops import DTYPE_CODES

@@ -1,7 +1,5 @@
 """The file that libblink.so reads, and the cache in which the next job finds it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The calls that Blink runs: those predicted faster than NCCL, with the same table for the same question."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise

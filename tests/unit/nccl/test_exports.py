@@ -1,7 +1,5 @@
 """The exports of libblink.so: NCCL's functions with NCCL's names and types, and no other symbols."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

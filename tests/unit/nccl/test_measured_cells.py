@@ -1,7 +1,5 @@
 """The planner's use of a measured table: the cells for these GPUs and this NCCL, as part of its question."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec

@@ -1,7 +1,5 @@
 """Messages of libblink.so: the rows of a path table that it can run, and the slots of their paths."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from fractions import Fraction
 from itertools import pairwise, permutations

@@ -4,8 +4,6 @@ Headers come from ``BLINK_NCCL_INCLUDE`` (directories, separated by colons), fro
 With ``BLINK_ALL_TESTS=1`` pip also fetches every known version and the newest on the index.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The peer check copies bytes between all pairs of GPUs, and a failing driver does not stop it."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks that do not match are refused with a reason that names them and their values."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The planner as a process of libblink.so: peers on standard input, one line on standard output, exit code 0."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

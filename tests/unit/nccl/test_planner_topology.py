@@ -1,7 +1,5 @@
 """The topology of a job, and the vertex of each rank."""
 
-from __future__ import annotations
-
 import pytest
 from jobs_by_hand import job, on, settings
 

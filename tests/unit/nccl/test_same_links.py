@@ -1,7 +1,5 @@
 """The same ring over the same PCIe has the same cost for Blink and NCCL, because one function counts both links."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

@@ -4,8 +4,6 @@ With -s it prints a table: for each machine and collective the size classes that
 NCCL's predicted time to Blink's.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

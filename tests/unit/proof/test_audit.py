@@ -1,7 +1,5 @@
 """The audit of a plan: checker and verifier, also for a plan that one of them cannot process."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.collectives.spec import Collective

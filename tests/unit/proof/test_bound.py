@@ -1,7 +1,5 @@
 """Trees, paths and cuts of the checker against networkx, on random graphs."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 from itertools import permutations

@@ -1,7 +1,5 @@
 """The independent checker: hand-written plans with rates from paper pass, and each damage gets its own message."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

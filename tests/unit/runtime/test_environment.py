@@ -1,7 +1,5 @@
 """Rank, size and store from launchers' variables: complete, incomplete, contradictory and absent."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shared arrays: ordinary arrays on private memory, zero when new, and freed with the last reference."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os

@@ -1,7 +1,5 @@
 """A bundle runs the same calls as Python, also when both are mixed in one call; invalid files are harmless."""
 
-from __future__ import annotations
-
 import ctypes as c
 import fcntl
 import os

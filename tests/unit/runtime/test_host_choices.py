@@ -1,7 +1,5 @@
 """Every row of the table works: its algorithm supports the collective, and its messages fit into a segment."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.collectives.spec import COLLECTIVES

@@ -1,7 +1,5 @@
 """A host's table: measured rows serve exactly their measured ranges, and only if all ranks have them."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

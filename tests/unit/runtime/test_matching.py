@@ -1,7 +1,5 @@
 """Assignment of messages to receives, compared with a plain search, in random orders."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

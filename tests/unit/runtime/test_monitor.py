@@ -1,7 +1,5 @@
 """A monitor names the ranks that others wait for."""
 
-from __future__ import annotations
-
 import threading
 import time
 

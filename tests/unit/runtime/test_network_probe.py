@@ -1,7 +1,5 @@
 """The topology of measured networks: its structure from addresses, its rates from messages of the hosts."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

@@ -1,7 +1,5 @@
 """A cache of plans returns the stored program, or none."""
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

@@ -1,7 +1,5 @@
 """Rails: the interfaces of hosts that a topology's cables join, and the queues of programs that cross them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, permutations

@@ -1,7 +1,5 @@
 """Calls run in the order of submission, on one thread."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

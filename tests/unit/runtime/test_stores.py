@@ -1,7 +1,5 @@
 """Every kind of store has the same guarantees, and rejects input that could harm it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

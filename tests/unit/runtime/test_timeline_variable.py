@@ -1,7 +1,5 @@
 """BLINK_TIMELINE: ranks append to one file, which a strict reader accepts after each of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

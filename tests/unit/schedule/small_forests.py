@@ -1,7 +1,5 @@
 """Forests small enough to check by eye."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Programs for given sizes: no element is cut or lost."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Homes of messages: pushed, pulled, staged, and relayed behind more than one memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Forest → Program: roles, offsets, order, and forests without a program."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from random import Random

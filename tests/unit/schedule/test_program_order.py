@@ -1,7 +1,5 @@
 """The order in which a Program sums: it predicts the engine's bits, and every change of it is noticed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Programs as text and as JSON."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

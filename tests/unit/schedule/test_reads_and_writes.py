@@ -1,7 +1,5 @@
 """Links with different rates for reads and writes, where the plan selects push or pull."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

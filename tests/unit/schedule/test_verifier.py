@@ -1,7 +1,5 @@
 """Every kind of invalid program, and the sentence that reports it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction

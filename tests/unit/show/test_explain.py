@@ -1,7 +1,5 @@
 """``blink explain``: it agrees with libblink.so's table, and with ``auto`` and NCCL's model for the same job."""
 
-from __future__ import annotations
-
 import json
 import re
 

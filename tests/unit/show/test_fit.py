@@ -1,7 +1,5 @@
 """Long lines are broken between words, below their label; short ones and wide terminals leave them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from blinkccl.show.plan_text import plan_text

@@ -1,7 +1,5 @@
 """The matrix of a topology, in the form of nvidia-smi."""
 
-from __future__ import annotations
-
 from blinkccl.show.topology_text import LEGEND, Matrix, matrix, topology_text
 from blinkccl.topology import nvidia_smi
 from blinkccl.topology.model import Link, Topology, Vertex

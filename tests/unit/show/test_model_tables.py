@@ -1,7 +1,5 @@
 """The networks against torchvision's published totals, and the tables of times against themselves."""
 
-from __future__ import annotations
-
 import tomllib
 from importlib.resources import files
 from itertools import product

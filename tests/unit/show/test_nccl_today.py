@@ -1,7 +1,5 @@
 """All commands print the same time of NCCL for a job, and the reason if its model has none."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The page: one file with the same bytes each time, without requests, and without HTML from a file."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Ranked sets of GPUs, against planning each set on its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations

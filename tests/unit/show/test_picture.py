@@ -1,7 +1,5 @@
 """Pictures against their subjects (links, cuts, trees), without overlaps."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Texts and pictures of topologies and plans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Exhibits of plans: the machine, the rings for comparison, and words."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

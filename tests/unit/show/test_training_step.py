@@ -1,7 +1,5 @@
 """The training step by its definition: cases by hand, invariants, and a simulation by ticks."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass

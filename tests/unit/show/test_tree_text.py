@@ -1,7 +1,5 @@
 """Text drawings of trees."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from blinkccl.show.plan_text import share_drawing, tree_lines

@@ -1,7 +1,5 @@
 """Tables of rocm-smi --showtopo and amd-smi topology."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

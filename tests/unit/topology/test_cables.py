@@ -1,7 +1,5 @@
 """Servers joined by cables: rules, files, and no forwarding from cable to cable."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """The catalog against the vendors' documents."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.errors import TopologyError

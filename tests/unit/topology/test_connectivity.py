@@ -1,7 +1,5 @@
 """Parts and paths, against networkx and against the definition."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Switches between servers by rule: their rates, against closed forms of AllGather."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """lstopo XML, with samples written for Blink."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

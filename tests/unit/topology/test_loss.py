@@ -1,7 +1,5 @@
 """Topologies after a loss."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

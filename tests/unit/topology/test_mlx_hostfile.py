@@ -1,7 +1,5 @@
 """MLX's hostfile: cables between ports, and contradictory hostfiles."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """NCCL's graph files, read and written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """NCCL topology XML, read and written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import networkx as nx

@@ -1,7 +1,5 @@
 """nvidia-smi topo -m of all versions: Blink's samples, and the shared folder's if it exists."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

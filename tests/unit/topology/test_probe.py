@@ -1,7 +1,5 @@
 """The present machine, with a fake NVML."""
 
-from __future__ import annotations
-
 import pynvml
 import pytest
 

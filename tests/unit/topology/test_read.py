@@ -1,7 +1,5 @@
 """Files are recognised by their content; errors name the file and the line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

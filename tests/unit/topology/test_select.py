@@ -1,7 +1,5 @@
 """Networks to plan on."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Topologies by rule: their shapes, their limits, and their stability."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import reduce
 

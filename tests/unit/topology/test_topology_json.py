@@ -1,7 +1,5 @@
 """Blink's JSON: exact round trips and strict checks."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults that the model refuses, and the unit chosen by the assembly."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """SPEC, --gpus and several servers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

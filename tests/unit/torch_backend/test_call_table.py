@@ -1,7 +1,5 @@
 """Calls that the table refuses before native code accesses an address of another device."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

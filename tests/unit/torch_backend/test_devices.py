@@ -1,7 +1,5 @@
 """Backends by device: the string of a group decides, and blink serves only CPU tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any

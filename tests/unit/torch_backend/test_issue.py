@@ -1,7 +1,5 @@
 """Scheduling of calls: at once, in the background, together; and the state after a failure."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Registration of the backend with torch: by an import of the package, and without one through both entry points."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

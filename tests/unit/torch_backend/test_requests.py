@@ -1,7 +1,5 @@
 """The table of calls: the engine's calls for each of torch's collectives, and refusals."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

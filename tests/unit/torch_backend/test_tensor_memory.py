@@ -1,7 +1,5 @@
 """Tensors as flat memory: used in place if possible, else through scratch memory."""
 
-from __future__ import annotations
-
 import ctypes
 from importlib import import_module
 from typing import Any

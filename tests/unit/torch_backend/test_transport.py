@@ -1,7 +1,5 @@
 """The transport of a group, from the hosts that its ranks report when they meet in torch's store."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """A ``Work`` that has ended, and one in progress: waiting, futures, errors."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Candidates of a job, the fastest by range of sizes, and the baselines."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

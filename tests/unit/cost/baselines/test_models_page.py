@@ -1,7 +1,5 @@
 """The models beside published measurements: no error exceeds that of the committed page."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """``multi_path`` on calibrated links: as fast as its paths together, and at no size slower than one of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.cost.baselines.by_size import MultiPath, prepare_multi_path, timed_split

@@ -1,7 +1,5 @@
 """The best rings for NCCL: they fit, they are at least as fast as its own, and no rings exceed the bound."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise, permutations
 

@@ -4,8 +4,6 @@ Expected latencies, bandwidths and times come from src/graph/tuning.cc of NCCL 2
 search on these machines.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache

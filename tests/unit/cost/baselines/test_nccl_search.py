@@ -4,8 +4,6 @@ Expected channels come from NCCL 2.30's own search (src/graph/search.cc) with th
 DGX-1 has Broadwell processors.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

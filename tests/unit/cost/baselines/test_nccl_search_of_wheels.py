@@ -1,7 +1,5 @@
 """The model of NCCL's search beside NCCL's own code, called inside its wheels (benchmarks/nccl_channels.py)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Staged transfers through the host and step by step, compared with formulas derived by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.cost.baselines.candidate import Conditions, TimedPlan

@@ -1,7 +1,5 @@
 """``auto``: no candidate that it leaves out is faster at any size, and of equal times the smaller plan wins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product

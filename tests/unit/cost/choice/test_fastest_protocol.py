@@ -1,7 +1,5 @@
 """The model of kernels: protocols that are left out never win, and blink sim equals libblink.so's planner."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Other trees for a job beside its default's: the fastest at small and at large sizes."""
 
-from __future__ import annotations
-
 from blinkccl.cost.baselines.candidate import Conditions
 from blinkccl.cost.choice.auto import beside, fewer_trees, prepare
 from blinkccl.cost.choice.candidates import code_of

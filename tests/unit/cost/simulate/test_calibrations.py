@@ -1,7 +1,5 @@
 """Calibrations: each machine of the catalog has one, every number has a source, and bad files are refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import msgspec

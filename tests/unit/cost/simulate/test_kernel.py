@@ -3,8 +3,6 @@
 Rates are one-digit bytes per second, so that all times are exact in binary.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from random import Random
 

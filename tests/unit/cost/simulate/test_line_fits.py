@@ -1,7 +1,5 @@
 """Fits: they recover the numbers behind times, report undetermined ones, and survive a written calibration."""
 
-from __future__ import annotations
-
 import math
 import random
 

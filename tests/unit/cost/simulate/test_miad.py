@@ -1,7 +1,5 @@
 """The chunk-size search: its rules, its bounds for all sequences of observations, and simulated iterations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Timing of a program for a size: chunk, budget, kernel, and nccl-tests' names of the numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The timeline shows all tasks of the kernel, and the critical path explains every second."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

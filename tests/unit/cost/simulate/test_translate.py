@@ -1,7 +1,5 @@
 """The translation of a program: actors, hops, streams and links, with costs derived by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction

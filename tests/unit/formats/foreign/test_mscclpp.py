@@ -1,7 +1,5 @@
 """Reader of MSCCL++ execution plans: correct files are proved, planted faults are named, hostile files are refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ The audit reports plans that run but are wrong, with a remedy for the kind of fa
 refused. The plans are written by hand (:mod:`support.foreign_files`) from the documentation of the format.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, NamedTuple

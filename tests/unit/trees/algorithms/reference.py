@@ -1,7 +1,5 @@
 """Known optimal rates."""
 
-from __future__ import annotations
-
 #: (machine, GPUs) → optimum in lanes of broadcast, allreduce and allgather.
 IN_LANES = {
     ("dgx-1v", None): ("6", "24/7", "48/7"),

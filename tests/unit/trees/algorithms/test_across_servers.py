@@ -1,7 +1,5 @@
 """Broadcasts composed of trees over servers and trees inside them: trees, links, and the rate by a cut."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from fractions import Fraction
 from itertools import pairwise

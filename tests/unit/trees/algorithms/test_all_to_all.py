@@ -1,7 +1,5 @@
 """AllToAll with equivalent ranks, and on random links: the rate, its proof, and the work of the solver."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import networkx as nx

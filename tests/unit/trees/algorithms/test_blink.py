@@ -1,7 +1,5 @@
 """The paper's algorithm: near its own optimum, through one root, few trees, and refusals with reasons."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Certificates: correct by definition on small networks, and on real links after contraction of chains."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations
 from random import Random

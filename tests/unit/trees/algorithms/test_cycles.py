@@ -1,7 +1,5 @@
 """Packings of Hamiltonian cycles: known counts, and every packing fits its links."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from itertools import combinations, permutations

@@ -1,7 +1,5 @@
 """Double binary trees: NCCL's rule by hand for small n, its invariants for all n, and refusals."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

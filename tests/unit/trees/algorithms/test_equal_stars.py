@@ -1,7 +1,5 @@
 """Stars at every rank, the shallowest and best balanced forest, if all pairs of ranks have the same capacity."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Forests from drafts: order of hops, numbers of slices, vertex ids, and no rate above its proof."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """NCCL's channels as plans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

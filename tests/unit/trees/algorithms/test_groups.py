@@ -1,7 +1,5 @@
 """Fully connected groups: as few as possible, deterministic, and a tree of partner links."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.trees.algorithms.internal_broadcast import PARTITION_LIMIT, Grouping, fewest_cliques, groupings

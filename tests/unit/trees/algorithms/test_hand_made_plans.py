@@ -1,7 +1,5 @@
 """Common properties of all hand-made algorithms: sound forests on every machine, or a refusal with the reason."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

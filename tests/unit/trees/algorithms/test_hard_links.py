@@ -1,7 +1,5 @@
 """Links that are hard for arithmetic or theorems: unbalanced switches, large primes, ranks reached in one direction."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Trees with a limit of hops: they span all ranks within the limit and the links, or none are found."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from fractions import Fraction
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """NVLink and PCIe trees in parallel: Eq 8 and its clamp, the split in the forest, and refusals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

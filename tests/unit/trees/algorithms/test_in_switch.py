@@ -1,7 +1,5 @@
 """In-network reduction: published rates, plans that checker and reference engine accept, and a bound by scipy."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

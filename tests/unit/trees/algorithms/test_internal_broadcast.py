@@ -1,7 +1,5 @@
 """The poster's protocols: its rates (facts P1, P4), its four primitives on any allocation, its refusals."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations, product
 

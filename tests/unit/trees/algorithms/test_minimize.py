@@ -1,7 +1,5 @@
 """Few trees: the paper's threshold holds, and whole weights are integral and exact."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from random import Random

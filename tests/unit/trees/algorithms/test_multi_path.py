@@ -1,7 +1,5 @@
 """One message over several paths: the paths, and the split of the message."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations

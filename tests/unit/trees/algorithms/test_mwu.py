@@ -1,7 +1,5 @@
 """Multiplicative weights: within the links, and never below (1 − ε) of the optimum."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from random import Random
 

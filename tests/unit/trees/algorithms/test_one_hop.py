@@ -1,7 +1,5 @@
 """One-hop trees (Blink §3.5), one-shot and flat AllReduce: stars, their rates, and refusals."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

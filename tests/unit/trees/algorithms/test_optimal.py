@@ -1,7 +1,5 @@
 """The exact optimum: known values, every kind of network, and the three objectives among optima."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import permutations
 from random import Random

@@ -1,7 +1,5 @@
 """The bound on orders of summation: no order of few terminals exceeds it, and an order reaches it with few links."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from random import Random
 

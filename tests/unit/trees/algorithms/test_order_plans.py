@@ -1,7 +1,5 @@
 """Plans with one order: checker and verifier accept them, their price is known, and bits depend on nothing else."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Tables of paths: written completely, read back, and ignored if malformed or for another machine."""
 
-from __future__ import annotations
-
 import json
 import logging
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Contraction of chains: it keeps every cut, and all results translate back to real links."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations, pairwise
 from random import Random

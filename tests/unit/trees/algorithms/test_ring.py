@@ -1,7 +1,5 @@
 """Rings: the counts of NCCL 2.4 on DGX-1 (Blink Figs 2 and 4, the poster), and its fall-backs."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations
 

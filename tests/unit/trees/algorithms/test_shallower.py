@@ -1,7 +1,5 @@
 """Plans of fewer hops: sound and within a hundredth of the bound, for every collective with trees; and exceptions."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.trees.algorithms import optimal_trees, refine

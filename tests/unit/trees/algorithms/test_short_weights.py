@@ -1,7 +1,5 @@
 """Short weights: multiples of 1/q of a block, q at most 64, for at most a hundredth of the rate; proofs stay."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from math import lcm

@@ -1,7 +1,5 @@
 """Tables of measured times: read as written, refused if for another machine or contradictory."""
 
-from __future__ import annotations
-
 import os
 
 import msgspec

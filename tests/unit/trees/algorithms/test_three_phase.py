@@ -1,7 +1,5 @@
 """Three-phase AllReduce over servers: Fig 10, uneven servers, places of local roots, refusals."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import groupby
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Hierarchical AllReduce over socket leaders: Mist and Cedar, sockets elsewhere, refusals."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Hops between ranks: direct before switched, short before long, wide before narrow, never through a rank."""
 
-from __future__ import annotations
-
 from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms.shapes import missing_pairs, transit_paths
 from support.planned import asked, digraph

@@ -1,7 +1,5 @@
 """A forest as JSON and back: canonical bytes, wrong shapes refused with their path, wrong plans accepted."""
 
-from __future__ import annotations
-
 import gc
 import json
 from dataclasses import replace

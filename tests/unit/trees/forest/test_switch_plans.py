@@ -1,7 +1,5 @@
 """The checker on in-network reduction: a hand-written plan with both kinds of proof, and a message per damage."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Plans by orbits: their writer, their two readers, and turns refused before any expansion."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Cheapest arborescences against networkx."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from random import Random

@@ -1,7 +1,5 @@
 """Bottleneck ratios against all vertex sets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from random import Random

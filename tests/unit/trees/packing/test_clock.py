@@ -1,7 +1,5 @@
 """The clock of a search: work inside it ends when time is up, and no partial result is cached."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Column generation: exact rates, exact proofs, and the exact elimination below both."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from random import Random
 

@@ -1,7 +1,5 @@
 """Trees of equal weight: they span, have the stated loads, and come near the rate; refusals; the undirected optimum."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """A limited number of shallow trees per root: they span and fit; exhaustion shows that they are the best."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The fewest arborescences: proved against exhaustion on tiny graphs, four on every root of a DGX-1V."""
 
-from __future__ import annotations
-
 import itertools
 from random import Random
 

@@ -1,7 +1,5 @@
 """Flattening: the same roots, multiplicities and capacities, and no greater depth than before."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

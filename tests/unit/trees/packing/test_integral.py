@@ -1,7 +1,5 @@
 """Integral packings: as many trees as a cut allows, arc-disjoint, each spanning everything."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

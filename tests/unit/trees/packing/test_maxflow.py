@@ -1,7 +1,5 @@
 """Flows and cuts against networkx and against each other."""
 
-from __future__ import annotations
-
 from random import Random
 
 import networkx as nx

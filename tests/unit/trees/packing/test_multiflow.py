@@ -1,7 +1,5 @@
 """All-to-all against scipy's linear program with one commodity per ordered pair; decomposition into paths."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from fractions import Fraction

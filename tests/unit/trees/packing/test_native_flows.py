@@ -1,7 +1,5 @@
 """Native flows and packings with numbers above 64 bits, with signals, and without a library."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

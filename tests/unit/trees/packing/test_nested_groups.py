@@ -1,7 +1,5 @@
 """Groups: exactly the in-trees of their order, the cheapest of these, and a search that only improves."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction

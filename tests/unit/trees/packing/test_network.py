@@ -1,7 +1,5 @@
 """The input of packing problems: refused arguments and derived properties."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

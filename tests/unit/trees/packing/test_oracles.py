@@ -1,7 +1,5 @@
 """Oracles give the cheapest column: no existing tree or path costs less."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 from random import Random

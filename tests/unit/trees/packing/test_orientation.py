@@ -1,7 +1,5 @@
 """AllReduce through switches by an orientation: a proved optimum over all trees, and trees that reach it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction

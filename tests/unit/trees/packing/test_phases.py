@@ -1,7 +1,5 @@
 """AllReduce over one-way links: the bound is that of all pairs of trees, and integer trees fit into the links."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from itertools import combinations_with_replacement

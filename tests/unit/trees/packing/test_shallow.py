@@ -1,7 +1,5 @@
 """The enumeration yields every tree once; the integer program selects among them exactly."""
 
-from __future__ import annotations
-
 import itertools
 from random import Random
 

@@ -1,7 +1,5 @@
 """Answers of HiGHS: statuses become results or our errors, and integers are recognised."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkccl.errors import InternalError

@@ -1,7 +1,5 @@
 """Removal of switches: maximum flows of networkx stay the same, and trees fit into the links with switches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Moves are a group of automorphisms. Moved templates load orbits equally, at the optimum, at the least depth."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from fractions import Fraction

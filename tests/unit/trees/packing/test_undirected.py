@@ -1,7 +1,5 @@
 """Undirected packings against the definition: the least cap(P) / (|P| − 1) over all partitions."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations
 from random import Random
