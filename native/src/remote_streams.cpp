@@ -100,7 +100,7 @@ void RemoteStreams::take(const Header& header, Piece piece) {
     while (!peer.kept.empty() && peer.kept.begin()->first < header.arrived) peer.kept.erase(peer.kept.begin());
     return;
   }
-  if (header.kind == kRouted) owed_.push_back(header.sender);
+  if (header.kind == kRouted || peer.owes) owed_.push_back(header.sender);
   if (header.at < peer.read) return;  // a repeated piece
   peer.pieces.emplace(header.at, std::move(piece));
 }
@@ -111,7 +111,7 @@ void RemoteStreams::connect(int peer, std::size_t rail, const void* address) {
   rails_[rail]->connect(peer, address);
   ++to.rails;
   if (to.direct == 0) to.direct = rail;
-  send(peer, kGreeting, 0, {}, {{static_cast<std::int32_t>(rail), peer}});
+  send(peer, header_of(kGreeting, 0), {}, {{static_cast<std::int32_t>(rail), peer}});
 }
 
 bool RemoteStreams::add_route(int peer, double share, const std::vector<Hop>& hops) {
@@ -128,20 +128,12 @@ void RemoteStreams::on_sent(void* request, ucx::Status, void* user_data) {
   sent->worker->ucp().request_free(request);
 }
 
-void RemoteStreams::send(int peer, std::uint32_t kind, std::uint64_t at, Piece piece, const std::vector<Hop>& hops) {
-  Peer& to = peers_[peer];
-  Header header{at, 0, kind, rank_, 0, {}};
-  if (kind == kTaken) {
-    header.arrived = to.read;
-    for (const auto& [place, arrived] : to.pieces) {
-      if (place <= header.arrived) header.arrived = std::max<std::uint64_t>(header.arrived, place + arrived.bytes);
-    }
-  }
+void RemoteStreams::send(int peer, Header header, Piece piece, const std::vector<Hop>& hops) {
   if (hops.size() > 1) {
     header.hops = static_cast<std::uint32_t>(hops.size() - 1);
     std::copy(hops.begin() + 1, hops.end(), header.hop.begin());
   }
-  const Hop first = hops.empty() ? Hop{static_cast<std::int32_t>(to.direct), peer} : hops[0];
+  const Hop first = hops.empty() ? Hop{static_cast<std::int32_t>(peers_[peer].direct), peer} : hops[0];
   pass(first, header, std::move(piece));
 }
 
@@ -198,7 +190,7 @@ void RemoteStreams::mend(int peer) {
   to.routes.erase(end, to.routes.end());
   for (auto kept = to.kept.begin(); kept != to.kept.end();) {
     if (has_lost(kept->second.hops)) {
-      send(peer, kBytes, kept->first, kept->second.piece);
+      send(peer, header_of(kBytes, kept->first), kept->second.piece);
       kept = to.kept.erase(kept);
     } else {
       ++kept;
@@ -209,7 +201,15 @@ void RemoteStreams::mend(int peer) {
 void RemoteStreams::report(int peer) {
   Peer& from = peers_[peer];
   from.reported = from.read;
-  send(peer, kTaken, from.read, {});
+  Header header = header_of(kTaken, from.read);
+  header.arrived = from.read;
+  from.owes = false;
+  for (const auto& [place, piece] : from.pieces) {
+    from.owes = place > header.arrived;
+    if (from.owes) break;
+    header.arrived = place + piece.bytes;
+  }
+  send(peer, header, {});
 }
 
 void RemoteStreams::progress() {
@@ -272,9 +272,9 @@ std::int64_t RemoteStreams::write(int peer, const void* data, std::size_t bytes,
     route.sent += moved;
     const bool direct = static_cast<std::size_t>(route.hops[0].rail) == to.direct && route.hops.size() == 1;
     if (!direct) to.kept.emplace(to.written, Kept{piece, route.hops});
-    send(peer, direct ? kBytes : kRouted, to.written, piece, route.hops);
+    send(peer, header_of(direct ? kBytes : kRouted, to.written), piece, route.hops);
   } else {
-    send(peer, kBytes, to.written, piece);
+    send(peer, header_of(kBytes, to.written), piece);
   }
   to.written += moved;
   progress();

@@ -85,6 +85,7 @@ class RemoteStreams {
     std::uint64_t written = 0, taken = 0;   // bytes written here, and read by the peer as far as it has reported;
     std::uint64_t read = 0, reported = 0;   // bytes read here, and reported to the peer;
     std::map<std::uint64_t, Piece> pieces;  // unread bytes, by their place in the stream
+    bool owes = false;                      // routed pieces behind a gap are not reported
     std::size_t sending = 0;                // messages that have not left
     std::size_t direct = 0;                 // its rail
     std::vector<Route> routes;              // of large messages; empty: only the direct one
@@ -97,9 +98,11 @@ class RemoteStreams {
                                 std::size_t bytes, const ucx::ReceiveAttributes* attributes);
   static void on_sent(void* request, ucx::Status status, void* user_data);
   void take(const Header& header, Piece piece);
+  // Tells `peer` the number of bytes read, and the place before which all have arrived.
   void report(int peer);
   // Sends to `peer`, over the direct rail or the given hops.
-  void send(int peer, std::uint32_t kind, std::uint64_t at, Piece piece, const std::vector<Hop>& hops = {});
+  void send(int peer, Header header, Piece piece, const std::vector<Hop>& hops = {});
+  Header header_of(std::uint32_t kind, std::uint64_t at) const { return {at, 0, kind, rank_, 0, {}}; }
   void pass(const Hop& hop, const Header& header, Piece piece);
   bool has_next(const Peer& peer) const { return !peer.pieces.empty() && peer.pieces.begin()->first <= peer.read; }
   // The worker with a connection for a hop; nullptr: none.

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -67,16 +68,15 @@ class Host {
   int rank_, bell_;
 };
 
-// Runs body(host) for connected hosts, each in a thread. Neighbours in the ring of hosts have rail 1, too, if there are more
-// than two. Returns false without UCX.
+// Runs body(host) for connected hosts, each in a thread. Neighbours in the ring of hosts have rail 1, too; two hosts have 1 and
+// 2. Returns false without UCX.
 template <class Body>
 bool on_hosts(int size, Body body) {
   std::vector<std::unique_ptr<Host>> hosts;
-  std::vector<std::string> addresses[2];
+  std::vector<std::vector<std::string>> addresses(size == 2 ? 3 : 2);
   for (int rank = 0; rank < size; ++rank) hosts.push_back(std::make_unique<Host>(rank, size));
-  for (const std::int32_t rail : {0, 1}) {
-    if (rail == 1 && size == 2) continue;
-    for (const auto& host : hosts) addresses[rail].push_back(host->open(rail));
+  for (std::size_t rail = 0; rail < addresses.size(); ++rail) {
+    for (const auto& host : hosts) addresses[rail].push_back(host->open(static_cast<std::int32_t>(rail)));
   }
   if (addresses[0][0].empty()) return false;
   std::vector<std::thread> threads;
@@ -86,8 +86,10 @@ bool on_hosts(int size, Body body) {
       for (int peer = 0; peer < size; ++peer) {
         if (peer != rank) host->connect(peer, 0, addresses[0][static_cast<std::size_t>(peer)]);
       }
-      for (const int peer : {(rank + 1) % size, (rank + size - 1) % size}) {
-        if (size > 2) host->connect(peer, 1, addresses[1][static_cast<std::size_t>(peer)]);
+      for (const int peer : std::set<int>{(rank + 1) % size, (rank + size - 1) % size}) {
+        for (std::size_t rail = 1; rail < addresses.size(); ++rail) {
+          host->connect(peer, static_cast<std::int32_t>(rail), addresses[rail][static_cast<std::size_t>(peer)]);
+        }
       }
       for (int peer = 0; peer < size; ++peer) {
         expect(peer == rank || blink_stream_flush(host->comm(), peer, kPatience) == 1, "rank %d: no greeting", rank);
@@ -132,14 +134,14 @@ void calls(const Host& host) {
 
 unsigned char byte_of(int from, std::int64_t index) { return static_cast<unsigned char>(index * 7 + index / 251 + from); }
 
-// Moves `total` bytes in pieces of up to `most`.
-void send_all(const Host& host, int peer, std::int64_t total, unsigned most, bool large = false) {
+// Moves `total` bytes in pieces of up to `most`; those from `large_from` on take all routes.
+void send_all(const Host& host, int peer, std::int64_t total, unsigned most, std::int64_t large_from = INT64_MAX) {
   std::mt19937 random(most);
   for (std::int64_t sent = 0; sent < total;) {
     std::vector<unsigned char> bytes(std::min<std::size_t>(static_cast<std::size_t>(total - sent), 1 + random() % most));
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = byte_of(host.rank(), sent + static_cast<std::int64_t>(i));
     const std::int64_t moved =
-        blink_stream_write(host.comm(), peer, bytes.data(), static_cast<std::int64_t>(bytes.size()), large, 100'000);
+        blink_stream_write(host.comm(), peer, bytes.data(), static_cast<std::int64_t>(bytes.size()), sent >= large_from, 100'000);
     if (!expect(moved >= 0, "rank %d: write gave %ld", host.rank(), static_cast<long>(moved))) return;
     sent += moved;
   }
@@ -223,7 +225,7 @@ void takes_all_routes(Host& host, int leaver, std::atomic<int>& busy) {
   const auto starts = [&](auto move, int peer) {
     if (rank != leaver && peer != leaver) threads.emplace_back([&host, move, peer] { move(host, peer); });
   };
-  for (const int peer : {next, across}) starts([](const Host& from, int to) { send_all(from, to, kTotal, 700'000, true); }, peer);
+  for (const int peer : {next, across}) starts([](const Host& from, int to) { send_all(from, to, kTotal, 700'000, 0); }, peer);
   for (const int peer : {last, across}) starts([](const Host& to, int from) { receive_all(to, from, kTotal, 700'000); }, peer);
   if (rank == leaver) {
     usleep(20'000);
@@ -233,6 +235,17 @@ void takes_all_routes(Host& host, int leaver, std::atomic<int>& busy) {
   if (rank != leaver) --busy;
   server.join();
   if (rank == leaver) host.leave();
+}
+
+// The end of a stream overtakes its begin, which takes the direct rail. The receiver moves no messages after its last read.
+void takes_both_rails(const Host& host) {
+  const std::int32_t rail = 2, peer = 1;
+  if (host.rank() == 1) {
+    usleep(100'000);
+    return receive_all(host, 0, 960'000, 2'000'000);
+  }
+  expect(blink_stream_route(host.comm(), peer, 1, 1, &rail, &peer) == BLINK_OK, "rail 2 is no route");
+  send_all(host, peer, 960'000, 2'000'000, 700'000);
 }
 
 void refuses_routes(const Host& host) {
@@ -265,6 +278,7 @@ int main() {
   on_hosts(2, leaves_first);
   on_hosts(2, leaves_too_early);
   on_hosts(2, times_out);
+  on_hosts(2, takes_both_rails);
   on_hosts(4, refuses_routes);
   for (const int leaver : {-1, 1, 3}) {
     std::atomic<int> busy{leaver < 0 ? 4 : 3};
