@@ -1,7 +1,8 @@
 """Tagged messages between two ranks over the segment's byte streams, independent of the collectives.
 
 A thread per peer and direction, started at the first use, moves the bytes in native code. A message is a header (tag
-and length) and its bytes. :class:`Matching` assigns it to a receive.
+and length) and its bytes. :class:`Matching` assigns it to a receive. Between hosts a large message takes all routes
+that the group's topology has (document C, multi-path copies by a path table).
 """
 
 from __future__ import annotations
