@@ -305,6 +305,8 @@ def awaited(error: native.Error | native.RankStatus) -> str:
         case "slot":
             chunk = f"chunk {error.chunk} of channel {error.channel}"
             return f"for rank {error.peer} to read earlier messages, before it can send {chunk} ({role})"
+        case "reader" if error.peer < 0:
+            return "for its messages to leave this host"
         case "reader":
             return f"for rank {error.peer} to finish reading its buffer"
         case "stream":

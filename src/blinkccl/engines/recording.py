@@ -99,7 +99,9 @@ def add_recording(events: TraceEvents, recording: Recording, process: int, from_
             failed = {"failed": int(row["detail"])} if row["detail"] != native.OK else {}
             events.span(process, thread, title, "call", begin, end, call=sequence, **failed)
         elif row["kind"] == native.WAIT:
-            title = _WAITS[native.WAITS[row["detail"]]].format(row["peer"])
+            title = "wait for messages to leave this host"
+            if row["peer"] >= 0:
+                title = _WAITS[native.WAITS[row["detail"]]].format(row["peer"])
             events.span(process, thread, title, "wait", begin, end, chunk=chunk)
         else:
             role = None if operation is None else recording.plan(operation).role(recording.rank, int(row["role"]))

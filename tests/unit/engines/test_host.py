@@ -233,6 +233,7 @@ def error(code: int, **fields: object) -> native_library.Error:
             "for rank 2 to read earlier messages, before it can send",
         ),
         (native_library.DEADLINE, {"waits": 4}, DeadlineError, "for rank 2 to finish reading its buffer;"),
+        (native_library.DEADLINE, {"waits": 4, "peer": -1}, DeadlineError, "for its messages to leave this host; a"),
         (native_library.PEER_LOST, {}, PeerLostError, "its process ended during call 7 (a test) (detected by rank 1)"),
         (native_library.PEER_LOST, {"left": 1}, PeerLostError, "it closed its communicator during call 7"),
         (native_library.ABORTED, {"text": b"why"}, CommunicationError, "the communicator was aborted: why"),
