@@ -9,6 +9,8 @@ def test_an_exported_plan_is_checked(blink, tmp_path) -> None:
     plan, out = tmp_path / "p.json", tmp_path / "plan.json"
     assert blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", plan).code == 0
     assert blink("export", plan, "--to", "mscclpp", "--in-place", "-o", out).code == 0
+    rounded = blink("export", plan, "--to", "mscclpp", "--chunks", "3", "-o", tmp_path / "rounded.json")
+    assert "3 chunks per block: 37.5 of 50 GB/s" in rounded.err  # two thirds of the data in one of two equal trees
     checked = blink("check", out)
     assert checked.code == 0
     assert checked.out.startswith("allreduce among 4 ranks, in place\n")

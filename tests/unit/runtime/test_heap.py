@@ -64,6 +64,12 @@ def test_too_large_arrays_are_rejected_with_the_sizes(heap: Heap) -> None:
         heap.allocate(1 << 60)
 
 
+def test_a_full_heap_has_nothing_left(heap: Heap) -> None:
+    heap.allocate(heap.size)
+    with pytest.raises(CommunicationError, match="at most 0 are free"):
+        heap.allocate(1)
+
+
 def test_a_block_is_zero_when_it_is_used_again(heap: Heap) -> None:
     for _ in range(3):
         offset = heap.allocate(3 * PAGE)
