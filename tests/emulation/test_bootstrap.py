@@ -367,6 +367,18 @@ def test_another_jobs_ranks_are_strangers_at_a_port() -> None:
         assert (zero.result(), one_of_it.result()) == ("", "")
 
 
+def test_a_name_that_is_a_loopback_address_here_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "head.example"
+    known = socket.getaddrinfo
+
+    def resolved(host: str, *more: object, **kinds: object) -> object:
+        return known("127.0.1.1" if host == name else host, *more, **kinds)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with pytest.raises(RendezvousTimeout, match=r"missing rank 0.*head\.example is 127\.0\.1\.1 on this host: if"):
+        join(JobPort(name, int(port_url().rpartition(":")[2])), "a job", 1, 2, time.monotonic() + SHORT_S)
+
+
 def test_thousands_of_strangers_at_a_port_take_little_memory_and_time() -> None:
     url = port_url()
     port = int(url.rpartition(":")[2])

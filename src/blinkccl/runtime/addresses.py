@@ -22,6 +22,15 @@ def is_local(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def loopback_of(name: str) -> str | None:
+    """The loopback address that a host's name means on this host, as 127.0.1.1 in many hosts files; None: another."""
+    with suppress(OSError):
+        for *_, address in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
+            if is_local(str(address[0])) and not is_local(name):
+                return str(address[0])
+    return None
+
+
 def is_own(host: str) -> bool:
     """True if ``host`` is an address of this host, or a name of one."""
     with suppress(OSError):

@@ -39,7 +39,7 @@ from blinkccl.errors import (
 )
 from blinkccl.native import open_library
 from blinkccl.native.headers import header
-from blinkccl.runtime.addresses import is_own
+from blinkccl.runtime.addresses import is_own, loopback_of
 from blinkccl.runtime.peer_info import PeerInfo, alive, decode, decode_all, own_peer_info
 from blinkccl.runtime.store import JobPort, Pauses, Store
 
@@ -507,6 +507,8 @@ class _Joining:
         """Error for a missing rank 0 after the deadline; the presence entries show the other missing ranks."""
         text = f"rank {self._rank} of {self._size} timed out waiting for rank 0: {self._note}"
         if self._at_port is not None:
+            if isinstance(self._store, JobPort) and (here := loopback_of(self._store.host)):
+                text += f"; {self._store.host} is {here} on this host: if rank 0 is on another, give an address of it"
             return RendezvousTimeout([0], [self._rank], text)
         self._tell_presence()
         present = {rank for rank in range(1, self._size) if self._is_here(rank)} | {self._rank}
