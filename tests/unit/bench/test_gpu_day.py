@@ -19,8 +19,9 @@ from blinkccl.native import absent, find_library
 from doubles.build import Doubles
 
 PROGRAM = Path(gpu_day.__file__)
-#: Steps of the quick day that only measure speed, or need missing tools; ``make test-all`` runs the whole day.
-NOT_ON_THE_DOUBLE = ("memcheck", "fold")
+#: Steps of the quick day that only measure speed, need missing tools, or run what other tests here run; ``make
+#: test-all`` runs the whole day.
+NOT_ON_THE_DOUBLE = ("memcheck", "fold", "grid", "two", "replays-1M")
 
 
 def step(name: str, text: str, deadline_s: float = 20.0) -> Step:
