@@ -380,9 +380,11 @@ class NativeOp:
     @property
     def handle(self) -> int:
         """The native operation; a CommunicationError if it or its communicator is closed."""
-        if self._op is None or not self.endpoint.handle:
-            raise CommunicationError(f"{self.call}: rank {self.endpoint.rank}'s communicator is closed")
-        return self._op
+        op, endpoint = self._op, self.endpoint
+        # Endpoint.handle only where it may raise: a small call is worth few frames of Python.
+        if op is None or ((endpoint._comm is None or endpoint._handling.value) and not endpoint.handle):
+            raise CommunicationError(f"{self.call}: rank {endpoint.rank}'s communicator is closed")
+        return op
 
     def add_variant(self, other: NativeOp) -> None:
         """Take over ``other``, another execution of the same call: the group times both, and runs the faster one.

@@ -13,7 +13,8 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
+from threading import RLock
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -95,7 +96,7 @@ class Group(ABC):
         self._run(self._calls.get(call) or self._keep(call), send, recv, scale, deadline_s)
 
     @property
-    def lock(self) -> AbstractContextManager[bool]:
+    def lock(self) -> RLock:
         """Held while a call runs; the group closes only between calls."""
         return self._executor.lock
 

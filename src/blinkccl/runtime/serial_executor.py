@@ -33,9 +33,9 @@ class SerialExecutor:
     :meth:`finish_steps`. Calls in steps run before the queue. ``wakes`` counts the calls for the thread.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lock: threading.RLock | None = None) -> None:
         # Reentrant: the endpoint refuses a call from a signal handler inside a call, which must not wait for itself.
-        self.lock = threading.RLock()
+        self.lock = threading.RLock() if lock is None else lock
         self.idle = True  # no call is queued, or runs in the thread; read without the lock on the fast path
         self.by_steps: deque[Steps] = deque()
         self.wakes = 0
@@ -90,7 +90,7 @@ class SerialExecutor:
         """Let the thread finish the calls in steps."""
         with self._counting:
             if self.by_steps and not self._closed:
-                self._put(_nothing, Future())
+                self._put(lambda: None, Future())
 
     def adopt(self, call: Steps) -> None:
         """Take over ``call``, which its caller began while it held the lock and there were no calls in steps."""
@@ -171,7 +171,3 @@ class SerialExecutor:
             else:
                 future.set_exception(error)
             del task, call, future, error  # they refer to arrays, and the next call may come much later
-
-
-def _nothing() -> None:
-    return

@@ -61,6 +61,10 @@ def moved(name: str, send: int | None, recv: int | None, nbytes: int, root: int 
     return AddressedCall(CollectiveCall(name, "uint8", nbytes, "sum", root), send, recv)
 
 
+#: An operation, its input and its output.
+_Step = tuple[NativeOp, int | None, int | None]
+
+
 @dataclass(slots=True)
 class Message:
     """One message: ``peer`` is its destination, or its source (None: any rank) if it ``receives``."""
@@ -97,11 +101,13 @@ _NO_TIME = timedelta(0)
 #: Longest wait of a call in steps for other ranks, before a thread is woken to wait: as long as this takes.
 _PATIENCE_US = 50
 #: Longest wait for other ranks before an object for the call's progress is made: as long as this takes.
-_BRIEFLY_US = 8
+_BRIEFLY_US = 16
+#: Memory of calls that need no scratch memory.
+_IN_PLACE = Memory(Scratch())
 
 
 class ShortCall(NamedTuple):
-    """A call on plain memory, and its operation if it may run in steps."""
+    """A call on plain memory, and its operation if it is small and may run in steps."""
 
     title: str
     call: CollectiveCall
@@ -112,8 +118,8 @@ class Issuer:
     """Issuer of the calls of one group to its transport."""
 
     def __init__(self, transport: Group) -> None:
-        self._transport = transport
-        self._executor = SerialExecutor("blink-torch")
+        self.transport = transport
+        self.executor = SerialExecutor("blink-torch", transport.lock)
         self._coalesced: list[dist.Work] | None = None
         self._alone = transport.size == 1  # no call waits for another rank
         self._pid = os.getpid()
@@ -128,36 +134,45 @@ class Issuer:
         return AllWork(works)
 
     def shortly(
-        self, short: ShortCall, send: int, recv: int, held: list[Tensor], asynchronous: bool, timeout_s: float
+        self, short: ShortCall, send: int, recv: int, held: tuple[Tensor, ...], asynchronous: bool, timeout_s: float
     ) -> dist.Work | None:
         """Run or begin a call on plain memory with few objects; None: it has to go the long way.
 
-        ``held`` are its result tensors, and then its inputs.
+        ``held`` are its result and its input.
         """
-        executor = self._executor
-        if not self.directly or not executor.idle:
+        executor = self.executor
+        if self._coalesced is not None or not executor.idle:
             return None
+        title, call, op = short
         if asynchronous and not self._alone:
-            return self._begun(short, send, recv, held, timeout_s)
-        try:
-            with executor.lock:
+            if op is None or not executor.lock.acquire(False):
+                return None
+            try:
                 if executor.by_steps:
-                    executor.finish_steps()
-                self._transport.run(short.call, send, recv, None, timeout_s)
-        except BlinkError as error:
-            raise for_torch(error, short.title) from error
+                    return None
+                if not op.start(send, recv, microseconds(timeout_s), _BRIEFLY_US):
+                    return self._late(title, (op, send, recv), held, timeout_s)
+            except BlinkError as error:
+                failed = PendingWork([held[0]], title)
+                failed.end(for_torch(error, title))
+                return failed
+            finally:
+                executor.lock.release()
+        else:
+            try:
+                with executor.lock:
+                    if executor.by_steps:
+                        executor.finish_steps()
+                    self.transport.run(call, send, recv, None, timeout_s)
+            except BlinkError as error:
+                raise for_torch(error, title) from error
         done = DoneWork()
-        done.tensors = held[:1]
+        done.tensors = [held[0]]
         return done
-
-    @property
-    def directly(self) -> bool:
-        """True if a call may ignore profiles and coalescing."""
-        return self._coalesced is None and not profiler._is_profiler_enabled
 
     def stats(self) -> dict[str, int]:
         """The counters of the transport, and ``thread_wakes``: calls that were left to the group's thread."""
-        return {**self._transport.stats(), "thread_wakes": self._executor.wakes}
+        return {**self.transport.stats(), "thread_wakes": self.executor.wakes}
 
     def issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
         """Run ``call``, or begin it, as all messages. DistBackendError if it fails at once."""
@@ -168,63 +183,39 @@ class Issuer:
 
     def short(self, title: str, call: CollectiveCall) -> ShortCall:
         """``call`` for :meth:`shortly`."""
-        host = self._transport if isinstance(self._transport, HostGroup) else None
-        return ShortCall(title, call, None if host is None else host.native_op(call))
+        op = self.transport.native_op(call) if isinstance(self.transport, HostGroup) else None
+        return ShortCall(title, call, op if op is not None and op.inline else None)
 
     def start(self, call: TorchCall, timeout_s: float) -> SteppedWork | None:
         """Begin ``call``, of any size, in steps; it continues only where it is awaited. None: impossible now."""
-        steps = self._steps(call) if self.directly else None
+        steps = None if self._coalesced is not None or profiler._is_profiler_enabled else self._steps(call)
         if steps is None:
             return None
-        work = SteppedWork(call, steps, self._transport, self._executor, timeout_s)
-        self._executor.start(work)
+        work = SteppedWork(call, steps, self, timeout_s)
+        self.executor.start(work)
         return work
 
-    def _begun(self, short: ShortCall, send: int, recv: int, held: list[Tensor], timeout_s: float) -> dist.Work | None:
-        """Begin a call in steps; an object for its progress is made only if other ranks are late."""
-        executor, op = self._executor, short.op
-        if executor.by_steps or op is None or not op.inline or not executor.lock.acquire(blocking=False):
-            return None
-        try:
-            if executor.by_steps:
-                return None
-            error: BlinkError | None = None
-            try:
-                with self._transport.lock:
-                    ended = op.start(send, recv, microseconds(timeout_s), _BRIEFLY_US)
-            except BlinkError as failed:
-                ended, error = True, failed
-            if ended and error is None:
-                done = DoneWork()
-                done.tensors = held[:1]
-                return done
-            call = TorchCall(short.title, held[:1], Memory(Scratch(), held))
-            work = SteppedWork(
-                call, [(op, AddressedCall(short.call, send, recv))], self._transport, executor, timeout_s
-            )
-            if error is not None:
-                work.end(for_torch(error, short.title))
-                return work
-            work.begun = True
-            executor.adopt(work)
-        finally:
-            executor.lock.release()
+    def _late(self, title: str, step: _Step, held: tuple[Tensor, ...], timeout_s: float) -> SteppedWork:
+        """The rest of a call in one step whose peers are late; the caller holds the lock."""
+        call = TorchCall(title, [held[0]], _IN_PLACE, shown=held)
+        work = SteppedWork(call, [step], self, timeout_s)
+        work.begun = True
+        self.executor.adopt(work)
         if not work.only_receives:
-            executor.hand_over()
+            self.executor.hand_over()
         return work
 
     def close(self) -> None:
         """Run the queued calls, and refuse new ones. A forked child's copy has none."""
         if os.getpid() == self._pid:
-            self._executor.close()
+            self.executor.close()
 
     def _issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
-        coalesced, executor = self._coalesced, self._executor
+        coalesced, executor = self._coalesced, self.executor
         at_once = self._alone or (not asynchronous and coalesced is None)
         if at_once and call.message is None and executor.idle:
             with executor.lock:
-                if executor.by_steps:
-                    executor.finish_steps()
+                executor.finish_steps()
                 self._run(call, timeout_s)
             done = DoneWork()
             done.tensors = call.result
@@ -238,7 +229,7 @@ class Issuer:
 
     def _run(self, call: TorchCall, timeout_s: float) -> None:
         try:
-            call.run(self._transport, timeout_s)
+            call.run(self.transport, timeout_s)
         except BlinkError as error:
             call.memory.finish(succeeded=False)
             raise for_torch(error, call.title) from error
@@ -253,7 +244,7 @@ class Issuer:
             if call.message is not None:
                 self._post(call.message, timeout_s).add_done_callback(partial(_end_message, call, work))
             else:
-                future = self._executor.submit(lambda: self._run(call, timeout_s))
+                future = self.executor.submit(lambda: self._run(call, timeout_s))
                 future.add_done_callback(lambda ended: work.end(ended.exception()))
         except BlinkError as error:
             raise for_torch(error, call.title) from error
@@ -261,14 +252,14 @@ class Issuer:
 
     def _by_steps(self, call: TorchCall, timeout_s: float) -> PendingWork | None:
         """Begin a small call in steps; None if it is not small, or if another call is in progress."""
-        executor = self._executor
+        executor = self.executor
         if not call.calls or not executor.idle:
             return None
         executor.go_on(_PATIENCE_US)
         steps = None if executor.by_steps else self._steps(call, small=True)
         if steps is None:
             return None
-        work = SteppedWork(call, steps, self._transport, executor, timeout_s)
+        work = SteppedWork(call, steps, self, timeout_s)
         executor.start(work)
         if not work.ended and not work.only_receives:
             executor.go_on(_PATIENCE_US)
@@ -276,41 +267,34 @@ class Issuer:
                 executor.hand_over()
         return work
 
-    def _steps(self, call: TorchCall, small: bool = False) -> list[tuple[NativeOp, AddressedCall]] | None:
+    def _steps(self, call: TorchCall, small: bool = False) -> list[_Step] | None:
         """The operations of ``call``; None if they cannot run in steps, or (``small``) move many bytes."""
-        if not isinstance(self._transport, HostGroup):
+        if not isinstance(self.transport, HostGroup):
             return None
         steps = []
         for each in call.calls:
             if not each.call.elements:
                 continue
-            op = self._transport.native_op(each.call)
+            op = self.transport.native_op(each.call)
             if op is None or each.scale is not None or (small and not op.inline):
                 return None
-            steps.append((op, each))
+            steps.append((op, each.send, each.recv))
         return steps
 
     def _post(self, message: Message, timeout_s: float) -> Future[Any]:
         if message.receives:
-            return self._transport.irecv(message.address, message.nbytes, message.peer, message.tag, timeout_s)
+            return self.transport.irecv(message.address, message.nbytes, message.peer, message.tag, timeout_s)
         assert message.peer is not None  # only a receive may leave it open
-        return self._transport.isend(message.address, message.nbytes, message.peer, message.tag, timeout_s)
+        return self.transport.isend(message.address, message.nbytes, message.peer, message.tag, timeout_s)
 
 
 @eager
 class SteppedWork(PendingWork):
-    """A call of ``transport`` in steps, which advance where the work is looked at or awaited."""
+    """A call in steps, which advance where the work is looked at or awaited."""
 
-    def __init__(
-        self,
-        call: TorchCall,
-        steps: list[tuple[NativeOp, AddressedCall]],
-        transport: Group,
-        executor: SerialExecutor,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, call: TorchCall, steps: list[_Step], issuer: Issuer, timeout_s: float) -> None:
         super().__init__(call.result, call.title)
-        self._call, self._steps, self._transport, self._executor = call, steps, transport, executor
+        self._call, self._steps, self._transport, self._executor = call, steps, issuer.transport, issuer.executor
         self._timeout_us = microseconds(timeout_s)
         self.begun = False  # the first of the steps
 
@@ -324,11 +308,10 @@ class SteppedWork(PendingWork):
         """Continue as :class:`~blinkccl.runtime.serial_executor.Steps`; never raises."""
         error: BaseException | None = None
         try:
-            with self._transport.lock:
-                while self._steps:
-                    if not self._advance(*self._steps[0], patience_us):
-                        return
-                    self._steps, self.begun = self._steps[1:], False
+            while self._steps:
+                if not self._advance(*self._steps[0], patience_us):
+                    return
+                self._steps, self.begun = self._steps[1:], False
             self._call.memory.finish(succeeded=True)
         except BaseException as raised:  # also from a signal handler: half a call has no result
             error = raised
@@ -341,11 +324,11 @@ class SteppedWork(PendingWork):
         self._steps = []
         self.end(error)
 
-    def _advance(self, op: NativeOp, each: AddressedCall, patience_us: int | None) -> bool:
+    def _advance(self, op: NativeOp, send: int | None, recv: int | None, patience_us: int | None) -> bool:
         """Continue the first of the steps; True if it has ended."""
         if not self.begun:
             self.begun = True
-            if op.start(each.send, each.recv, self._timeout_us):
+            if op.start(send, recv, self._timeout_us):
                 return True
             if patience_us == 0:
                 return False

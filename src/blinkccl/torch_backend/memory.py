@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blinkccl.runtime.heap import empty as shared_zeros
-from blinkccl.torch_backend.plain import address_in_order, plain, plain_all, writable
+from blinkccl.torch_backend.plain import address_in_order, address_of, plain, plain_all, writable
 
 
 class Scratch:
@@ -98,18 +98,26 @@ class Memory:
 
     def reads(self, tensor: Tensor) -> int:
         """Address of the elements of ``tensor``, in order."""
-        return self.reads_all([tensor])
+        return self._in_place(tensor) or self.reads_all([tensor])
 
     def writes(self, tensor: Tensor) -> int:
         """Address to which the elements of ``tensor`` are written, in order."""
-        return self.writes_all([tensor])
+        return self._in_place(tensor) or self.writes_all([tensor])
 
     def updates(self, tensor: Tensor) -> int:
         """Address of the elements of ``tensor``, in order, to be overwritten in place."""
-        tensor = plain(tensor)
-        address = self.writes(tensor)
-        if self._copies and self._copies[-1][0] is tensor:
-            copy(self._copies[-1][1], tensor)
+        address = self._in_place(tensor)
+        if not address:
+            tensor = plain(tensor)
+            address = self.writes(tensor)
+            if self._copies and self._copies[-1][0] is tensor:
+                copy(self._copies[-1][1], tensor)
+        return address
+
+    def _in_place(self, tensor: Tensor) -> int:
+        address = address_of(tensor)
+        if address:
+            self._held.append(tensor)
         return address
 
     def reads_all(self, tensors: Sequence[Tensor]) -> int:
@@ -125,7 +133,7 @@ class Memory:
         flats = self._take(tensors)
         for flat, tensor in zip(flats, tensors, strict=True):
             copy(flat, tensor)
-        return _address(flats[0])
+        return int(flats[0].data_ptr())
 
     def writes_all(self, tensors: Sequence[Tensor]) -> int:
         """Address to which the elements of all ``tensors`` are written, one after the other."""
@@ -139,7 +147,7 @@ class Memory:
             return address
         flats = self._take(tensors)
         self._copies.extend(zip(tensors, flats, strict=True))
-        return _address(flats[0])
+        return int(flats[0].data_ptr())
 
     def room(self, nbytes: int) -> Tensor:
         """Bytes of scratch memory, until :meth:`finish`."""
@@ -149,7 +157,7 @@ class Memory:
 
     def finish(self, succeeded: bool) -> None:
         """Copy out of scratch memory and release it; after a failure neither, because a late peer may write there."""
-        if succeeded:
+        if succeeded and self._taken:
             for tensor, flat in self._copies:
                 copy(tensor, flat)
             self._scratch.give(self._taken)
@@ -163,10 +171,6 @@ class Memory:
             flats.append(buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
             start += tensor.nbytes
         return flats
-
-
-def _address(tensor: Tensor) -> int:
-    return int(tensor.data_ptr())
 
 
 def copy(target: Tensor, source: Tensor) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -56,30 +57,27 @@ def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
     return bare
 
 
-def address_in_order(tensors: Sequence[Tensor]) -> int:
-    """The address of tensors that follow each other in memory, like the chunks of one tensor; 0 if they do not.
-
-    They have one element type. Wrappers have no address, and with a negative or conjugate bit the stored values differ
-    from the tensor's.
-    """
+def address_of(tensor: Tensor) -> int:
+    """The address of a tensor whose elements are contiguous and stored with their values; 0 for others and wrappers."""
     try:
-        first = tensors[0]
-        address: int = first.data_ptr()
-        if not first.is_contiguous() or first.is_neg() or first.is_conj() or first.is_nested:
+        address: int = tensor.data_ptr()
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj() or tensor.is_nested:
             return 0
-        if address & 15 and address % first.itemsize:
-            return 0
-        if len(tensors) == 1:
-            return address
-        expected, pairs = address + first.nbytes, first.is_complex()
-        for tensor in tensors[1:]:
-            if tensor.data_ptr() != expected or not tensor.is_contiguous():
-                return 0
-            if tensor.is_neg() or (pairs and tensor.is_conj()):
-                return 0
-            expected += tensor.nbytes
     except RuntimeError:  # it has no storage
         return 0
+    return 0 if address & 15 and address % tensor.itemsize else address
+
+
+def address_in_order(tensors: Sequence[Tensor]) -> int:
+    """The :func:`address_of` tensors that follow each other in memory, like the chunks of one; 0 if they do not.
+
+    They have one element type.
+    """
+    address = after = address_of(tensors[0])
+    for before, tensor in pairwise(tensors) if address else ():
+        after += before.nbytes
+        if address_of(tensor) != after:
+            return 0
     return address
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,26 +33,27 @@ from blinkccl.torch_backend.eager import eager
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.issue import AddressedCall, Issuer, ShortCall, SteppedWork, TorchCall
 from blinkccl.torch_backend.monitored import MonitoredBarrier
-from blinkccl.torch_backend.plain import address_in_order
+from blinkccl.torch_backend.plain import address_of
 from blinkccl.torch_backend.shown import ShownCalls, watched
-from blinkccl.torch_backend.types import DTYPES
+from blinkccl.torch_backend.types import DTYPES, OPERATIONS
 
 #: From torch 2.14 on, split_group crashes on a group without a known store; before, none may be set.
 _WANTS_STORE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 
-_SUM = dist.ReduceOp.SUM
 _STRIDED = torch.strided
 _Calls = Callable[[CallTable], TorchCall]
+#: A call on plain memory: its title, the hash of its operation, types and numbers of input and output elements.
+_Key = tuple[str, int, torch.dtype, int, torch.dtype, int]
 #: A negative timeout in the options of a call means none.
 _NO_TIME = timedelta(0)
 #: Number of cached calls on plain memory: small ones spend no time on making them again.
 _KEPT_SHORT = 256
-#: The calls that have a short way, by their names in torch's own backends.
+#: The calls that have a short way, by their names in torch's own backends: collectives, and whether these reduce.
 _SHORT = {
-    "all_reduce": "allreduce",
-    "_allgather_base": "allgather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "barrier": "allreduce",
+    "all_reduce": ("allreduce", True),
+    "_allgather_base": ("allgather", False),
+    "_reduce_scatter_base": ("reduce_scatter", True),
+    "barrier": ("allreduce", True),
 }
 _NO_ORDER = (
     "BLINK_DETERMINISTIC=order needs a dense tensor that blink serves, got one on {}: unset it, or move the tensor"
@@ -129,7 +131,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._monitored = MonitoredBarrier(store, rank, size)
         self._serves_cpu = False  # until torch has named the backend for CPU tensors
         self._name = self._description = ""
-        self._short: dict[tuple[str, str, int], ShortCall] = {}
+        self._short: dict[_Key, ShortCall] = {}
         self._token = torch.zeros(1, dtype=torch.uint8)  # of barriers
         self._shown = ShownCalls(rank, size)
         self._deterministic = wish()
@@ -139,8 +141,8 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         opts, first = opts or distributed_c10d.AllreduceOptions(), _first(tensors)
-        if len(tensors) == 1 and opts.reduceOp == _SUM:
-            work = self._shortly("all_reduce", DTYPES.get(first.dtype), first.numel(), first, first, opts)
+        if len(tensors) == 1:
+            work = self._shortly("all_reduce", hash(opts.reduceOp), first, first, opts)
             if work is not None:
                 return work
         if first.is_sparse and self._serves_sum(first):
@@ -217,7 +219,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         device = self._barrier_device(opts)
         if not self._serves_on(device.type):
             return self._delegated.group(self, device.type).barrier(opts)
-        work = self._shortly("barrier", "uint8", 1, self._token, self._token, opts)
+        work = self._shortly("barrier", 0, self._token, self._token, opts)
         return self._issue(self._table.barrier(self._token), opts, "barrier") if work is None else work
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -310,47 +312,58 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     # Helpers
 
-    def _shortly(self, title: str, dtype: str | None, count: int, source: Tensor, target: Tensor, opts: Any) -> Any:
+    def _shortly(self, title: str, operation: int, source: Tensor, target: Tensor, opts: Any) -> Any:
         """The short way, with few objects, for tensors on plain memory; None: the call has to go the long way."""
-        if dtype is None or not count or not source.is_cpu or watched():
+        if watched():
             return None
-        send = address_in_order((source,))
-        recv = send if target is source else target.is_cpu and address_in_order((target,))
-        if not send or not recv or not (self._serves_cpu or self._serves_on("cpu")):
+        key = title, operation, source.dtype, source.numel(), target.dtype, target.numel()
+        short = self._short.get(key) or self._keep_short(key, source, opts)
+        send = address_of(source)
+        recv = send if target is source else address_of(target)
+        if short is None or not send or not recv or not source.is_cpu or not target.is_cpu:
             return None
-        short = self._short.get((title, dtype, count))
-        if short is None:
-            if len(self._short) >= _KEPT_SHORT:
-                self._short.clear()
-            short = self._issuer.short(title, CollectiveCall(_SHORT[title], dtype, count))
-            self._short[title, dtype, count] = short
         timeout = opts.timeout
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
-        return self._issuer.shortly(short, send, recv, [target, source], opts.asyncOp, timeout_s)
+        return self._issuer.shortly(short, send, recv, (target, source), opts.asyncOp, timeout_s)
+
+    def _keep_short(self, key: _Key, source: Tensor, opts: Any) -> ShortCall | None:
+        """A new call for :meth:`_shortly`; None if it has elements or an operation for which there is no short way."""
+        title, _, dtype, elements, output_dtype, output_elements = key
+        collective, reduces = _SHORT[title]
+        whole, part = (elements, output_elements) if reduces else (output_elements, elements)
+        size = 1 if collective == "allreduce" else self._table.size
+        name = DTYPES.get(dtype) if reduces else "uint8"
+        operation = OPERATIONS.get(opts.reduceOp.op) if reduces and title != "barrier" else "sum"
+        if dtype is not output_dtype or whole != part * size or not part or name is None:
+            return None
+        if operation in (None, "premul_sum") or not self._serves_on("cpu"):
+            return None
+        try:
+            call = CollectiveCall(collective, name, part if reduces else source.nbytes, operation)
+            short = self._issuer.short(title, call)
+        except BlinkError:  # the long way raises it
+            return None
+        if len(self._short) >= _KEPT_SHORT:
+            self._short.clear()
+        self._short[key] = short
+        return short
 
     def _gather_singly(self, name: str, outputs: Any, tensors: Any, opts: Any, *arguments: Any) -> Any:
         opts, first = opts or distributed_c10d.AllgatherOptions(), _first(tensors)
-        if self._is_pair(outputs, tensors):
-            work = self._shortly("_allgather_base", "uint8", first.nbytes, first, outputs[0], opts)
+        if len(outputs) == len(tensors) == 1:
+            work = self._shortly("_allgather_base", 0, first, outputs[0], opts)
             if work is not None:
                 return work
         return self._move(name, first, lambda table: table.all_gather_single(outputs, tensors), opts, *arguments)
 
     def _scatter_singly(self, name: str, outputs: Any, tensors: Any, opts: Any, *arguments: Any) -> Any:
         opts, first = opts or distributed_c10d.ReduceScatterOptions(), _first(outputs)
-        if opts.reduceOp == _SUM and self._is_pair(tensors, outputs):
-            dtype = DTYPES.get(first.dtype)
-            work = self._shortly("_reduce_scatter_base", dtype, first.numel(), tensors[0], first, opts)
+        if len(outputs) == len(tensors) == 1:
+            work = self._shortly("_reduce_scatter_base", hash(opts.reduceOp), tensors[0], first, opts)
             if work is not None:
                 return work
         calls = partial(CallTable.reduce_scatter_single, outputs=outputs, tensors=tensors, operation=opts.reduceOp)
         return self._sum(name, first, calls, opts, *arguments)
-
-    def _is_pair(self, wholes: Sequence[Tensor], parts: Sequence[Tensor]) -> bool:
-        """True for one tensor with room for one of each rank; the long way refuses what does not fit."""
-        if len(wholes) != 1 or len(parts) != 1 or wholes[0].dtype != parts[0].dtype:
-            return False
-        return bool(wholes[0].numel() == parts[0].numel() * self._table.size)
 
     def _serves_sum(self, tensor: Tensor) -> bool:
         """Call :meth:`_serves` for a tensor to reduce; refuse it if the promised order would not be kept."""
@@ -424,16 +437,14 @@ def _first(tensors: Any) -> Tensor:
     return first
 
 
-def _named_by_torch() -> dict[str, Callable[..., Any]]:
-    """Methods that torch's C++ calls by its own names; without them FSDP2 and DeviceMesh have no name of the group."""
-    return {
-        "getBackendName": lambda group: "blink",
-        "getGroupName": lambda group: group._name,
-        "setGroupName": lambda group, name: setattr(group, "_name", name),
-        "getGroupDesc": lambda group: group._description,
-        "setGroupDesc": lambda group, description: setattr(group, "_description", description),
-    }
-
-
-for _name, _method in _named_by_torch().items():
-    setattr(BlinkProcessGroup, _name, _method)
+#: Members that torch's C++ calls by its own names; without them FSDP2 and DeviceMesh have no name of the group.
+_NAMED_BY_TORCH: dict[str, Any] = {
+    "getBackendName": lambda group: "blink",
+    "getGroupName": lambda group: group._name,
+    "setGroupName": lambda group, name: setattr(group, "_name", name),
+    "group_name": property(attrgetter("_name")),  # as functional collectives read it, without C++
+    "getGroupDesc": lambda group: group._description,
+    "setGroupDesc": lambda group, description: setattr(group, "_description", description),
+}
+for _name, _member in _NAMED_BY_TORCH.items():
+    setattr(BlinkProcessGroup, _name, _member)

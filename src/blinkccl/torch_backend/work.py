@@ -29,6 +29,8 @@ from blinkccl.torch_backend.failure import for_torch
 class BlinkWork(dist.Work):
     """Common base of all works."""
 
+    __slots__ = ()
+
     def synchronize(self) -> None:
         self.wait()
 
@@ -39,6 +41,8 @@ class BlinkWork(dist.Work):
 @eager
 class DoneWork(BlinkWork):
     """A call that has succeeded; ``tensors`` are its results. A constructor would double its cost."""
+
+    __slots__ = ("tensors",)
 
     tensors: list[Tensor]
 
@@ -64,17 +68,17 @@ class DoneWork(BlinkWork):
 class PendingWork(BlinkWork):
     """A call in the background: its result tensors, which are its future's value, and its description."""
 
+    ended = False
+    _end: Event | None = None  # made by the first thread that has to wait
+    _error: BaseException | None = None
+    _source: int | None = None
+    _promise: Any = None
+    _future: Any = None
+
     def __init__(self, result: list[Tensor], what: str) -> None:
         super().__init__()
-        self.ended = False
-        self._result = result
-        self._what = what
-        self._end: Event | None = None  # made by the first thread that has to wait
-        self._error: BaseException | None = None
-        self._source: int | None = None
+        self._result, self._what = result, what
         self._depth: int = getattr(_here, "depth", 0)
-        self._promise: Any = None
-        self._future: Any = None
 
     def end(self, error: BaseException | None = None, source: int | None = None) -> None:
         """End the work; called once, in the thread that detects the end. ``source``: the rank that sent a message."""

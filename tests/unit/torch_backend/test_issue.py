@@ -24,13 +24,14 @@ def sum_now(issuer):
     """The short way of a sum; None if it is not open."""
     tensor = torch.zeros(1)
     address = tensor.data_ptr()
-    return issuer.shortly(issuer.short("all_reduce", SUM), address, address, [tensor], False, 5.0)
+    return issuer.shortly(issuer.short("all_reduce", SUM), address, address, (tensor,), False, 5.0)
 
 
 class Scripted:
     """A transport that records calls; collectives wait while :attr:`free` is clear."""
 
     size = 2
+    lock = threading.RLock()
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
