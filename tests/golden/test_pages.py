@@ -53,7 +53,12 @@ def name_of(page: Path) -> str:
 NOT_RUN: dict[str, list[str]] = {
     "README.md": ["needs the processes that torchrun starts"],
     "benchmarks/cables.md": ["needs root and network namespaces"],
-    "docs/frameworks.md": ["needs the processes that torchrun starts", "needs Ray; tests/frameworks runs it"],
+    "docs/frameworks.md": [
+        "needs the processes that torchrun starts",
+        "needs a package index",
+        "needs the processes that torchrun starts",
+        "needs Ray; tests/frameworks runs it",
+    ],
     "docs/howto/cables.md": ["needs root and network namespaces"],
     "docs/howto/laboratory.md": ["needs root and network namespaces"],
     "docs/howto/mpi.md": ["needs an MPI library"],
