@@ -28,7 +28,6 @@ Examples:
   blink tune -g 2                                      measures the fastest choices; without -g on all GPUs
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6     on emulated links with the machine's ratios
   blink run -- torchrun --nproc-per-node 4 train.py    an unchanged NCCL program, with trees where they are faster
-  blink calibrate x.json                               latency and bandwidth from results of bench or nccl-tests
   blink doctor run.log node7.xml                       problems, their causes, and a command to try
   blink dump 4711                                      the calls that a live job waits for
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
@@ -118,7 +117,6 @@ VERBS = {
     "tune": "Measure the fastest choices here, on GPUs or between processes.",
     "lab": "Run plans on emulated links between network namespaces of this machine.",
     "run": "Run an unchanged NCCL program, with trees where they are faster.",
-    "calibrate": "Fit latency and bandwidth to measured times.",
     "doctor": "Diagnose this machine, or the logs of a job.",
     "dump": "Show the calls that a live job on this host waits for.",
     "pick": "Rank sets of free GPUs by the rate of their best plan.",

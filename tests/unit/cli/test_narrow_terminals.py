@@ -31,7 +31,6 @@ SAME = {
     "pick": "pick -k 3 --topo dgx-1v --free 0,1,4,6,7",
     "doctor": "doctor {bench} --topo dgx-1v",
     "tune": "tune -g 2 --show",
-    "calibrate": "calibrate {bench}",
 }
 #: Commands with other words on a narrow terminal: a plan's table of loads has no bars, and measured numbers vary.
 OTHER = {

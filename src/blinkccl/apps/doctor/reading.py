@@ -21,13 +21,12 @@ from typing import Any, BinaryIO
 from blinkccl.apps.doctor.evidence import Case, Evidence, Location
 from blinkccl.apps.doctor.readers import Listener, documents, flight_recorder, topologies
 from blinkccl.apps.doctor.readers.nccl_log import NcclLog
-from blinkccl.apps.doctor.readers.nccl_tests import NcclTests
+from blinkccl.apps.doctor.readers.nccl_tests import NcclTests, untagged
 from blinkccl.apps.doctor.readers.ras_text import RasText
 from blinkccl.apps.doctor.readers.tools import Tools
 from blinkccl.apps.doctor.readers.topologies import MatrixReader
 from blinkccl.apps.doctor.readers.torch_log import TorchLog
 from blinkccl.errors import TopologyError, UsageError
-from blinkccl.formats.nccl_tests import untagged
 from blinkccl.topology import amd_smi, cables_file, hwloc_xml, mlx_hostfile, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES
 

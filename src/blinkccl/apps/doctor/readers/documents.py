@@ -13,9 +13,8 @@ from typing import Any
 from blinkccl.apps.doctor import gathered
 from blinkccl.apps.doctor.evidence import Evidence, Location, MachineRead, MeasuredCall, RankReport, printable
 from blinkccl.apps.doctor.readers import flight_recorder
-from blinkccl.apps.doctor.readers.nccl_tests import measured_call
+from blinkccl.apps.doctor.readers.nccl_tests import document_rows, measured_call
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.formats.nccl_tests import document_rows
 from blinkccl.topology import json_format
 
 #: Our name of a collective by NCCL's (AllReduce, ReduceScatter), in lower case.

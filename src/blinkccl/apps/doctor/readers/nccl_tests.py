@@ -1,4 +1,10 @@
-"""The text of nccl-tests as evidence: the run, its GPUs, and the rows of its table.
+"""Results of nccl-tests and of ``blink bench`` as evidence: text logs of all versions, and ``-J`` and ``--json``.
+
+All versions of the log name their columns, but the columns differ. Version 1.0 counts milliseconds and has "bytes" for
+"size". Later versions omit or add "redop" and "root", call the check "error" or "#wrong", and add columns. So a row is
+read by the titles above it. Without titles, a row is a size and a count, some words, then a time and two bandwidths,
+once or twice. Launchers put a tag before each line (``[1,0]<stdout>:``, ``0:``), which is removed. All other lines are
+ignored.
 
 A row whose numbers contradict each other is omitted with a note. If the log does not state the collective or the number
 of ranks, the ratio of the bandwidths gives it.
@@ -6,14 +12,280 @@ of ranks, the ratio of the bandwidths gives it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from blinkccl.apps.doctor.evidence import Evidence, Location, MeasuredCall, Started
 from blinkccl.apps.doctor.readers import Listener
+from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError
-from blinkccl.formats.nccl_tests import BenchmarkLog, BenchmarkRow
-from blinkccl.units import bus_factor
+from blinkccl.topology.limits import at, shortened
+from blinkccl.units import algbw_gb_per_s, bus_factor
+
+#: Names in nccl-tests that differ from Blink's.
+_NAMES = {"all_reduce": "allreduce", "all_gather": "allgather"}
+_STARTS = re.compile(r"#\s*Collective test starting:\s*(\S+)")
+_PROGRAM = re.compile(r"(?:^|[\s/:])([a-z_]+)_perf\w*(?=\s|$)")
+_RANK = re.compile(
+    r"#?\s*Rank\s+(\d{1,7})\s+(?:Group\s+\d+\s+)?(?:Pid\s+\d+\s+)?on\s+(\S*)\s+device\s+(\d{1,3})"
+    r"(?:\s+\[[^\]]*\]\s*(.*))?"
+)
+_TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
+_DIGITS = re.compile(r"[0-9]+")
+_COMMA = re.compile(r"(\d+),(\d+)")
+#: Titles that follow the title of a time.
+_RATES = ("algbw", "busbw")
+_MAX_RANKS = 2**20
+#: Tolerances for a row's consistency: bandwidths have two decimal places, and the oldest times little more.
+_OF_TIME, _TOLERANCE = 0.1, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkRun:
+    """The run of a row as far as the file describes it; "" and 0 stand for missing facts."""
+
+    collective: str = ""
+    ranks: int = 0
+    hosts: int = 1
+    gpus: tuple[int, ...] = ()
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkRow:
+    """One timing of the file; ``where`` is its line or field.
+
+    ``limit_gb_per_s``: the largest possible busbw according to the file.
+    """
+
+    where: str
+    run: BenchmarkRun
+    size_bytes: int
+    seconds: float
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
+    wrong: float = 0.0
+    limit_gb_per_s: float | None = None
+
+    def checked(self, source: str) -> BenchmarkRow:
+        """The row; TopologyError if it contradicts itself."""
+        micros = self.seconds * 1e6
+        if not 0 < self.size_bytes < 2**63 or not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise TopologyError(
+                f"{source}, {self.where}: {self.size_bytes} bytes in {micros:g} us; expected a positive size and time"
+            )
+        follows, algbw = algbw_gb_per_s(self.size_bytes, self.seconds), self.algbw_gb_per_s
+        if algbw is not None and abs(follows - algbw) > _OF_TIME * max(follows, algbw) + _TOLERANCE:
+            raise TopologyError(
+                f"{source}, {self.where}: {self.size_bytes} bytes in {micros:g} us are {follows:.2f} GB/s, but algbw "
+                f"is {algbw:g}"
+            )
+        return self
+
+
+def _named(test: str, where: str) -> str:
+    """Blink's name of a test of nccl-tests or Blink."""
+    name = re.sub(r"_perf\w*$", "", test.rsplit("/", 1)[-1])
+    name = _NAMES.get(name, name)
+    if name not in COLLECTIVES:
+        raise TopologyError(
+            f"{where}: {shortened(name)!r} is no known collective; expected one of {', '.join(COLLECTIVES)}"
+        )
+    return name
+
+
+# The text log.
+
+
+@dataclass
+class BenchmarkLog:
+    """The log of ``source``, line by line, with the facts read so far; ``notes`` list assumptions."""
+
+    source: str
+    notes: list[str] = field(default_factory=list)
+    collective: str = ""
+    ranks: dict[int, tuple[str, int, str]] = field(default_factory=dict)
+    rows: int = 0
+    _titles: tuple[str, ...] = ()
+
+    def hear(self, line: str, number: int) -> list[BenchmarkRow]:
+        """The timings of a line, most often none; TopologyError for an implausible row."""
+        words = line.split()
+        if len(words) > 1 and all(_DIGITS.fullmatch(word) for word in words[:2]):  # begins with a size and a count
+            return self._row(words, number)
+        starts, program, rank = _STARTS.search(line), _PROGRAM.search(line), _RANK.search(line)
+        if rank is not None:
+            if self.rows:  # another run's list of ranks begins
+                self.ranks, self.rows = {}, 0
+            self.ranks[int(rank[1])] = (rank[2], int(rank[3]), (rank[4] or "").strip())
+        elif starts is not None:
+            self.collective = _named(starts[1], f"{self.source}, line {number}")
+        elif line.startswith("#"):
+            titles = tuple(line.lstrip("#").split())
+            times = _times(titles)
+            if titles[:1] in (("size",), ("bytes",)) and all(titles[i + 1 : i + 3] == _RATES for i in times):
+                self._titles = titles
+        elif program is not None and (name := _NAMES.get(program[1], program[1])) in COLLECTIVES:
+            self.collective = name
+        return []
+
+    def _row(self, words: Sequence[str], number: int) -> list[BenchmarkRow]:
+        if len(words[0]) > 19:
+            raise at(self.source, number, f"a size of {shortened(words[0], 40)} bytes; expected less than 2^63")
+        size_bytes = int(words[0])
+        timings = self._by_titles(words, number) if self._titles else self._without_titles(words)
+        run = self._run()
+        rows = [BenchmarkRow(f"line {number}", run, size_bytes, *timing) for timing in timings if timing is not None]
+        checked = [row.checked(self.source) for row in rows] if size_bytes else []
+        self.rows += len(checked)
+        return checked
+
+    def _run(self) -> BenchmarkRun:
+        listed = [self.ranks[rank] for rank in sorted(self.ranks)]
+        names = {name for _, _, name in listed if name}
+        hosts = len({host for host, _, _ in listed}) or 1
+        gpus = tuple(device for _, device, _ in listed)
+        return BenchmarkRun(self.collective, len(listed), hosts, gpus, names.pop() if len(names) == 1 else "")
+
+    def _by_titles(self, words: Sequence[str], number: int) -> list[tuple[float, float, float, float] | None]:
+        """(seconds, algbw, busbw, wrong) out of place and in place; None for a missing measurement."""
+        titles = self._titles
+        # A time of day below the title "timestamp" is two words.
+        expected = len(titles) + (titles[-1] == "timestamp")
+        if len(words) != expected:
+            raise at(
+                self.source, number, f"{len(words)} columns, but the titles above name {expected}: {' '.join(titles)}"
+            )
+
+        def number_at(column: int) -> float:
+            value = self._number(words[column])
+            if value is None:
+                quoted = repr(shortened(words[column], 40))
+                raise at(self.source, number, f"{quoted} under {titles[column]!r}; expected a number")
+            return value
+
+        unit_s = 1e-3 if titles[0] == "bytes" else 1e-6
+        timings: list[tuple[float, float, float, float] | None] = []
+        for column in _times(titles):
+            if words[column] == "N/A":
+                timings.append(None)
+                continue
+            counted = titles[column + 3 : column + 4] == ("#wrong",) and words[column + 3] != "N/A"
+            seconds, algbw, busbw = number_at(column) * unit_s, number_at(column + 1), number_at(column + 2)
+            timings.append((seconds, algbw, busbw, number_at(column + 3) if counted else 0.0))
+        return timings
+
+    def _without_titles(self, words: Sequence[str]) -> list[tuple[float, float, float, float] | None]:
+        """The same for a log without titles, by the form of the row."""
+        rest = list(words[2:])
+        while rest and self._number(rest[0]) is None and rest[0] != "N/A":
+            rest = rest[1:]  # skips type and operation
+        numbers = [self._number(word) for word in rest]
+        if len(numbers) in (5, 7, 9) or (numbers and numbers[0] is not None and numbers[0] < 0):
+            numbers = numbers[1:]  # skips the root
+        timings: list[tuple[float, float, float, float] | None] = []
+        step = 4 if len(numbers) in (4, 8) else 3
+        for start in range(0, len(numbers) - 2, step):
+            time, algbw, busbw = numbers[start : start + 3]
+            wrong = numbers[start + 3] if step == 4 else 0.0
+            if time is None or algbw is None or busbw is None:
+                timings.append(None)
+            else:
+                timings.append((time * 1e-6, algbw, busbw, wrong or 0.0))
+        return timings
+
+    def _number(self, word: str) -> float | None:
+        if _COMMA.fullmatch(word):
+            note = "nccl-tests: decimal commas are read as points"
+            self.notes += [note] if note not in self.notes else []
+            word = word.replace(",", ".")
+        try:
+            return float(word)
+        except ValueError:
+            return None
+
+
+def _times(titles: Sequence[str]) -> list[int]:
+    """Indices of the columns with times: out-of-place, then in-place."""
+    return [column for column, title in enumerate(titles) if title in ("time", "cputime")]
+
+
+def untagged(line: str) -> str:
+    """The line without a launcher's tag; a line joined from pieces may contain the tag several times."""
+    tag = _TAG.match(line)
+    if tag is None:
+        return line
+    return line.replace(tag[0].strip(), " ") if line.startswith("[") else line[tag.end() :]
+
+
+# JSON.
+
+
+def document_rows(read: Any, source: str) -> Iterator[BenchmarkRow]:
+    """The timings of a JSON object; TopologyError, with the field, for an object that no benchmark writes."""
+    if not isinstance(read, dict) or not isinstance(read.get("results"), list):
+        raise TopologyError(f"{source}: no list 'results'; expected the output of blink bench --json or nccl-tests -J")
+    run = _json_run(read, source)
+    for number, row in enumerate(read["results"]):
+        where = f"results[{number}]"
+        size = row.get("size") if isinstance(row, dict) else None
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:
+            raise TopologyError(f"{source}, {where}: expected an object with a 'size' in bytes, 0 to 2^63 - 1")
+        for place in ("out_of_place", "in_place") if size else ():
+            if row.get(place) is not None:
+                yield _json_row(size, row[place], f"{where}.{place}", source, run).checked(source)
+
+
+def _json_run(read: dict[str, Any], source: str) -> BenchmarkRun:
+    """The run. nccl-tests lists only the first rank of each process; its other ranks are computed."""
+    config, arguments = read.get("config"), read.get("args")
+    config = config if isinstance(config, dict) else {}
+    program, named = arguments[0] if isinstance(arguments, list) and arguments else None, config.get("collective")
+    collective = ""
+    if isinstance(named, str):
+        collective = _named(named, f"{source}, config.collective")
+    elif isinstance(program, str) and re.search(r"_perf\w*$", program):
+        collective = _named(program, f"{source}, args[0]")
+    listed = config.get("devices")
+    devices = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    if not devices:
+        return BenchmarkRun(collective)
+    processes = {(str(row.get("hostname")), row.get("pid")) for row in devices}
+    per_process = [config.get(key, 1) for key in ("nthreads", "ngpus")]
+    if not all(isinstance(each, int) and 0 < each <= _MAX_RANKS for each in per_process):
+        raise TopologyError(f"{source}: config.nthreads and config.ngpus are {per_process}; expected numbers")
+    whole = "blink_version" in read or len(devices) > len(processes)
+    ranks = len(devices) if whole else len(processes) * math.prod(per_process)
+    models = {str(row.get("name") or row.get("device_name") or "") for row in devices}
+    hosts = len({host for host, _ in processes})
+    return BenchmarkRun(collective, ranks, hosts, model=models.pop() if len(models) == 1 else "")
+
+
+def _json_row(size: int, timed: Any, where: str, source: str, run: BenchmarkRun) -> BenchmarkRow:
+    if not isinstance(timed, dict):
+        raise TopologyError(f"{source}, {where}: expected an object with 'time', 'alg_bw' and 'bus_bw'")
+
+    def number(key: str) -> float | None:
+        """The number under ``key``; None if it is null or absent."""
+        value = timed.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
+            raise TopologyError(f"{source}, {where}.{key}: {shortened(repr(value), 40)}; expected a number")
+        return float(value)
+
+    micros = number("cpu_time" if "cpu_time" in timed else "time")
+    if micros is None:
+        raise TopologyError(f"{source}, {where}: neither 'time' nor 'cpu_time'; expected one of them, in us")
+    busbw, percent = number("bus_bw"), number("bound_percent")
+    limit = 100 * busbw / percent if busbw is not None and percent else None
+    return BenchmarkRow(where, run, size, micros * 1e-6, number("alg_bw"), busbw, number("nwrong") or 0.0, limit)
+
+
+# The evidence.
 
 
 @dataclass
