@@ -1,7 +1,7 @@
 """Cost of the recorder: AllReduce between two processes of this host with it off and on, in turns.
 
 ``python benchmarks/recorder.py [LEAST_BYTES]`` prints medians and the median of the turns' ratios. LEAST_BYTES is the
-least chunk whose executions are recorded (BLINK_TIMELINE's 65536; 0: all, as ``blink bench --timeline`` does).
+least chunk whose executions are recorded (BLINK_TIMELINE's 65536; 0: all).
 """
 
 from __future__ import annotations

@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from blinkccl.bench.algorithms import Job
 from blinkccl.bench.bound import MemoryBaseline, Probe, cores
 from blinkccl.bench.candidate import CandidateLaunch, RankTimes, RunningCandidate, ended_by_signals, measured
-from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
+from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant
 from blinkccl.bench.output import About, of_host
-from blinkccl.bench.pattern import TimedCall
 from blinkccl.bench.peers import registry
 from blinkccl.bench.perform import Library, Performer
 from blinkccl.bench.protocol import COMMAND, REPLY, Command, Kind, Reply, read_command, read_reply
-from blinkccl.bench.timeline import BenchTimeline
 from blinkccl.engines.native_library import load
 from blinkccl.errors import CommunicationError, UnsupportedError
 
@@ -59,12 +57,8 @@ def spawned(
     settings: BenchSettings,
     peers: Sequence[tuple[str, str | None]],
     note: Note,
-    timeline: BenchTimeline | None = None,
 ) -> Iterator[tuple[Interleaved, About]]:
-    """Start blink's ranks on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`).
-
-    Blink's ranks record for ``timeline``.
-    """
+    """Start blink's ranks on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`)."""
     load()  # An error is raised once here, and not by every rank.
     ranks = job.collective.world_size
     if ranks > CROWDED * cores():
@@ -78,34 +72,20 @@ def spawned(
                 libraries[participant.name] = library
         probe, baseline = _probe(ranks, stack)
         yield (
-            Interleaved(job.collective, settings, participants, probe, note, record=_recorder(timeline, own)),
+            Interleaved(job.collective, settings, participants, probe, note),
             of_host(job, settings, own.pids, None, baseline, libraries),
         )
 
 
 @contextmanager
-def led(
-    job: Job,
-    settings: BenchSettings,
-    own: Leader,
-    launcher: str,
-    note: Note,
-    timeline: BenchTimeline | None = None,
-) -> Iterator[tuple[Interleaved, About]]:
+def led(job: Job, settings: BenchSettings, own: Leader, launcher: str) -> Iterator[tuple[Interleaved, About]]:
     """Lead the ranks that ``launcher`` started."""
     with ExitStack() as stack:
         probe, baseline = _probe(job.collective.world_size, stack)
         yield (
-            Interleaved(job.collective, settings, job.participants(own), probe, note, record=_recorder(timeline, own)),
+            Interleaved(job.collective, settings, job.participants(own), probe),
             of_host(job, settings, own.pids, launcher, baseline, {}),
         )
-
-
-def _recorder(timeline: BenchTimeline | None, own: Runs) -> Callable[[int, Participant, TimedCall], None] | None:
-    if timeline is None:
-        return None
-    timeline.ranks = own
-    return timeline.take
 
 
 def _started(launches: Sequence[CandidateLaunch], stack: ExitStack, note: Note) -> Iterator[tuple[Participant, str]]:

@@ -30,7 +30,7 @@ KEEP_BYTES = 4 * 2**30
 
 
 class Runs(Protocol):
-    """Runners of commands: processes, ranks of a launcher, or an engine in this process."""
+    """Runners of commands: processes, or ranks of a launcher."""
 
     def run(self, commands: Sequence[Command], /) -> RankTimes: ...
 
@@ -98,8 +98,6 @@ class Interleaved:
     probe: Probe | None = None
     note: Callable[[str], None] = lambda text: None
     tick: Callable[[], None] = field(default=lambda: None)
-    #: Called for each of blink's candidates after a size and placement, with its number and the timed calls.
-    record: Callable[[int, Participant, TimedCall], None] | None = None
 
     def places(self) -> tuple[bool, ...]:
         """The placements: out of place (False) and, except for alltoall, in place (True)."""
@@ -189,12 +187,7 @@ class Interleaved:
             settings.deadline_s,
             settings.with_barrier,
         )
-        result = self.measure(work)
-        if self.record is not None:
-            for at, participant in enumerate(self.participants):
-                if (at == 0 or participant.of_blink) and participant.left is None:
-                    self.record(at, participant, work)
-        return result
+        return self.measure(work)
 
     def _row(self, count: int, measured: Sequence[tuple[list[Series | None], list[float] | None]]) -> SizeRow:
         size = count * self.collective.total_blocks() * element_type(self.settings.dtype).itemsize

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +22,6 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
 from blinkccl.engines.host import NativeOp
 from blinkccl.engines.host_plan import HostPlan
-from blinkccl.engines.recording import recording_of
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.communicator import Communicator, init
 from blinkccl.runtime.heap import empty
@@ -43,30 +41,15 @@ class OwnLibrary:
         self.title = f"blink-ccl {package_version()}"
         self._plan: tuple[HostPlan, int] | None = None
         self._rows: tuple[Way, ...] = ()
-        self._recorded = 0
         #: Operations that live across blocks, as in a group, because they remember their fastest variant.
         self._ops: dict[tuple[tuple[Way, ...], CollectiveCall], NativeOp] = {}
 
     def prepare(self, kind: Kind, number: int, text: str) -> None:
         """See :class:`blinkccl.bench.perform.Library`."""
-        if kind is Kind.RECORD:
-            self._record(number, text)
-        elif kind is Kind.CHOICE:
+        if kind is Kind.CHOICE:
             self._plan, self._rows = None, msgspec.json.decode(text, type=tuple[Way, ...])
         else:
             self._plan, self._rows = (_laid_out(text), number) if text else None, ()
-
-    def _record(self, events: int, directory: str) -> None:
-        group = self.communicator.group
-        if not isinstance(group, HostGroup):
-            raise UnsupportedError("a timeline needs all ranks on one host: only the host engine records")
-        if events:
-            group.endpoint.record(events)
-            self._recorded = events
-            return
-        recording = recording_of(group.endpoint, self._recorded)
-        group.endpoint.record(0)
-        Path(directory, str(self.rank)).write_bytes(msgspec.msgpack.encode(recording))
 
     def close(self) -> None:
         """Leave the job."""
@@ -149,7 +132,7 @@ def _laid_out(program: str) -> HostPlan:
 
 _TYPES = {"int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
-_REFUSALS = {Kind.PROGRAM: "runs no Program", Kind.CHOICE: "reads no table", Kind.RECORD: "has no recorder"}
+_REFUSALS = {Kind.PROGRAM: "runs no Program", Kind.CHOICE: "reads no table"}
 _REDUCING = {"reduce", "allreduce", "reduce_scatter"}
 _WAIT = timedelta(seconds=120)
 
@@ -177,7 +160,7 @@ class GlooLibrary:
         self._dist.destroy_process_group()
 
     def prepare(self, kind: Kind, number: int, text: str) -> None:
-        """Refuse: gloo cannot run plans, tables or recordings."""
+        """Refuse: gloo runs no plans and reads no tables."""
         raise UnsupportedError(f"gloo {_REFUSALS[kind]}")
 
     def allocate(self, size: int, shared: bool) -> Bytes:

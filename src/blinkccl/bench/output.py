@@ -13,7 +13,6 @@ from typing import Any
 from blinkccl.bench.algorithms import CHUNKS, Job
 from blinkccl.bench.bound import MemoryBaseline
 from blinkccl.bench.interleave import BenchSettings
-from blinkccl.bench.measure import PlannedRanks
 from blinkccl.bench.rows import SizeRow, SizeTiming, average_busbw, failed
 from blinkccl.bench.sizes import Sweep
 from blinkccl.collectives.spec import Collective
@@ -43,9 +42,7 @@ class About:
 
     collective: Collective
     settings: BenchSettings
-    engine: str
     algorithm: str
-    n_threads: int
     n_gpus: int
     devices: Sequence[tuple[int, int, str]]
     notes: Sequence[str]
@@ -74,38 +71,6 @@ class About:
     def root(self) -> int:
         """The root's rank; −1 without a root."""
         return -1 if self.collective.root is None else self.collective.root
-
-
-def of_plan(planned: PlannedRanks, settings: BenchSettings) -> About:
-    """The conditions of a plan that runs in this process."""
-    forest = planned.forest
-    topology = forest.topology
-    devices = [
-        (os.getpid(), vertex, f"memory for {topology.vertex[vertex].label} of {topology.name}")
-        for vertex in forest.ranks
-    ]
-    notes = [
-        f"Times are of one process that moves the bytes of the plan for {topology.name} in this host's memory, not on",
-        f"its links, so there is no %bound. The plan's rate on these links: {forest.algbw_gb_per_s:.4g} GB/s algbw.",
-    ]
-    rates = {
-        "rate": str(forest.rate),
-        "bound": str(forest.bound),
-        "unit_gb_per_s": topology.unit_gb_per_s,
-        "algbw_gb_per_s": forest.algbw_gb_per_s,
-    }
-    return About(
-        forest.collective,
-        settings,
-        "reference",
-        forest.algorithm,
-        len(forest.ranks),
-        1,
-        devices,
-        notes,
-        {"ranks": list(forest.ranks), "planned": rates},
-        {"chunk_bytes": planned.chunk_bytes},
-    )
 
 
 def of_host(
@@ -141,9 +106,7 @@ def of_host(
     return About(
         job.collective,
         settings,
-        "host",
         job.names[0],
-        1,
         1 if launcher else ranks,
         [(pid, rank, "process of this host") for rank, pid in enumerate(pids)],
         notes,
@@ -181,7 +144,7 @@ def record(
         "nccl_version": None,
         "blink_version": version("blink-ccl"),
         "algorithm": about.algorithm,
-        "engine": about.engine,
+        "engine": "host",
         "config": _config_document(about, sweep),
         "results": [_result_document(about, row) for row in rows],
         "out_of_bounds": {"count": bad, "okay": bad == 0},
@@ -209,7 +172,7 @@ def _config_document(about: About, sweep: Sweep) -> dict[str, Any]:
     ]
     return {
         "collective": about.collective.name,
-        "n_threads": about.n_threads,
+        "n_threads": 1,
         "n_gpus": about.n_gpus,
         "minimum_bytes": sweep.first,
         "maximum_bytes": sweep.last,

@@ -25,9 +25,6 @@ Commands for blink's ranks alone hold from then on:
 - PROGRAM sets the Program to run: the pattern is the Program as JSON (empty: the library chooses), ``count`` the bytes
   of a message.
 - CHOICE sets the rows of a host's table for all calls, as JSON in the pattern.
-- RECORD starts to record the last ``count`` events. With 0 it stops, and the rank writes its
-  :class:`blinkccl.engines.recording.Recording` as msgpack to a file named after the rank, in the directory that is the
-  pattern.
 
 QUIT has no reply. A rank ends when it loses its socket. While it works on a command, an alarm of ``deadline_s`` seconds
 ends it even if its parent is gone.
@@ -66,7 +63,6 @@ class Kind(IntEnum):
     QUIT = _HEADER.constants["PEER_QUIT"]
     PROGRAM = _HEADER.constants["PEER_PROGRAM"]
     CHOICE = _HEADER.constants["PEER_CHOICE"]
-    RECORD = _HEADER.constants["PEER_RECORD"]
 
 
 class Flag(IntFlag):

@@ -197,9 +197,9 @@ def _preface(about: About, sweep: Sweep) -> str:
     """
     settings = about.settings
     lines = [
-        f"# blink-ccl version {version('blink-ccl')} engine={about.engine} algorithm={about.algorithm}",
+        f"# blink-ccl version {version('blink-ccl')} engine=host algorithm={about.algorithm}",
         f"# Collective test starting: {about.collective.name}",
-        f"# nThread {about.n_threads} nGpus {about.n_gpus} minBytes {sweep.first} maxBytes {sweep.last} "
+        f"# nThread 1 nGpus {about.n_gpus} minBytes {sweep.first} maxBytes {sweep.last} "
         f"step: {sweep.step_text()} warmup iters: {settings.warmup} iters: {settings.iterations} agg iters: 1 "
         "validation: 1 graph: 0 unalign: 0",
         "#",

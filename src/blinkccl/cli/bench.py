@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from blinkccl.bench.interleave import BenchSettings, Interleaved
     from blinkccl.bench.output import About
     from blinkccl.bench.sizes import Sweep
-    from blinkccl.bench.timeline import BenchTimeline
     from blinkccl.collectives.spec import Collective
     from blinkccl.trees.algorithms.request import Request
 
@@ -34,7 +32,6 @@ Examples:
   blink bench allreduce -g 4 -b 4K -e 256M                 4 rank processes on this host
   blink bench allreduce -b 4K -e 64M --peer gloo,openmpi   beside other libraries, with ratios
   blink bench broadcast --shared -b 1M                     tensors in shared memory
-  blink bench allreduce -b 64K -e 1M --timeline t.json     work and waits of each rank, for ui.perfetto.dev
   torchrun --nproc-per-node 2 --no-python blink bench allreduce
   blink bench allreduce -g 4 -b 4K -e 64M -f 4 --algo all  the fastest algorithm at each size
   blink bench allreduce -g 4 --topo dgx-1v --gpus 0-3 --algo ring,optimal
@@ -45,21 +42,27 @@ Flags, columns and footer are those of nccl-tests. Every result is checked; with
 Ranks are -g processes of this host (2 by default), or the processes that torchrun, mpirun or srun started.
 Without --algo, communicators choose the algorithm. --algo ring runs the plan of that algorithm instead; several
 names, or all, are compared. The plan is for one switch, a model of this host's memory, or with --topo for that
-topology. With --topo and without -g the plan runs in this process. Times are always those of this host's memory,
-never of the topology's links.
+topology, with a process per GPU. Times are always those of this host's memory, never of the topology's links.
 """
-#: Timeout in seconds of one run of a plan in this process, and of one size between processes.
+#: Timeout in seconds of one size.
 DEADLINE_S = 60
 
 Processes = Annotated[
     int | None,
-    Option("-g", "--ngpus", metavar="N", min=2, max=250, help="Rank processes on this host; default: 2."),
+    Option(
+        "-g",
+        "--ngpus",
+        metavar="N",
+        min=2,
+        max=250,
+        help="Rank processes on this host; default: 2, or the GPUs of --topo.",
+    ),
 ]
 Begin = Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")]
 End = Annotated[str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")]
 Factor = Annotated[int, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes.")]
 Iterations = Annotated[int, Option("-n", "--iters", metavar="N", help="Timed runs per size (and round).")]
-Rounds = Annotated[int | None, Option("--rounds", metavar="N", help="Rounds of processes; default: 5.")]
+Rounds = Annotated[int, Option("--rounds", metavar="N", help="Rounds of processes.")]
 ElementType = Annotated[
     str,
     Option(
@@ -81,10 +84,6 @@ Peers = Annotated[
     ),
 ]
 Shared = Annotated[bool, Option("--shared", help="Allocate blink's tensors in shared memory (blinkccl.empty).")]
-TimelineFile = Annotated[
-    Path | None,
-    Option("--timeline", metavar="FILE", help="Also trace some more calls on every rank, in Chrome's trace format."),
-]
 
 
 def bench(
@@ -98,35 +97,24 @@ def bench(
     end: End = None,
     factor: Factor = 2,
     iterations: Iterations = 20,
-    rounds: Rounds = None,
+    rounds: Rounds = 5,
     dtype: ElementType = "float",
     op: Operation = "sum",
     peers: Peers = None,
     shared: Shared = False,
-    timeline: TimelineFile = None,
     json: arguments.Json = False,
 ) -> None:
     """Measure and print the table; exit with 1 if a result is wrong."""
-    from blinkccl.bench import host
     from blinkccl.bench.interleave import BenchSettings
     from blinkccl.bench.sizes import sweep
 
     for peer in (peers or "").split(","):
         refuse_removed(f"bench --peer {peer.partition('=')[0].strip()}")
-    output = _Output(sweep(begin, end, factor), json, timeline)
-    console.check_files(timeline)
+    output = _Output(sweep(begin, end, factor), json)
     dtype, op = _names(dtype, op)
     on_topology = spec is not None or gpus is not None
     request = arguments.request(name, spec, gpus, root, None, False) if on_topology else None
-    if request is not None and processes is None and host.launcher(os.environ) is None:
-        used = arguments.typed(peer=peers, rounds=rounds, timeline=timeline, shared=shared)
-        if used:
-            raise UsageError(f"{used[0]} is for several processes, and --topo without -g uses one: add -g N")
-        _run_plan(request, algo or "auto", output, BenchSettings(dtype, op, iterations, rounds=1))
-        return
-    settings = BenchSettings(
-        dtype, op, iterations, rounds=5 if rounds is None else rounds, shared=shared, deadline_s=DEADLINE_S
-    )
+    settings = BenchSettings(dtype, op, iterations, rounds=rounds, shared=shared, deadline_s=DEADLINE_S)
     _on_processes(processes, _jobs(request, name, root, algo), peers or "", output, settings)
 
 
@@ -179,23 +167,10 @@ def _known(option: str, typed: str, nccl_names: dict[str, str], names: Iterable[
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """The sizes to measure, and the destinations of the numbers."""
+    """The sizes to measure, and the format of the numbers."""
 
     sizes: Sweep
     json: bool
-    timeline: Path | None
-
-    def recorder(self, job: Job) -> BenchTimeline | None:
-        """The collector of the timeline; None without ``--timeline``."""
-        from blinkccl.bench.timeline import BenchTimeline
-
-        return None if self.timeline is None else BenchTimeline(job)
-
-    def write_timeline(self, recorder: BenchTimeline | None) -> None:
-        """Write the collected timeline."""
-        if recorder is not None and self.timeline is not None:
-            content = f"{self.timeline} shows calls after those of the table"
-            console.write_timeline(self.timeline, recorder.events(), content)
 
     def report(self, interleaved: Interleaved, about: About) -> None:
         """Measure, and print each row of the table, or JSON at the end; exit with 1 if a result is wrong."""
@@ -239,20 +214,6 @@ def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> No
         )
 
 
-def _run_plan(request: Request, algo: str, output: _Output, settings: BenchSettings) -> None:
-    """Measure a plan in this process."""
-    from blinkccl.bench.interleave import Interleaved, Participant
-    from blinkccl.bench.measure import PlannedRanks
-    from blinkccl.bench.output import of_plan
-    from blinkccl.trees.algorithms.registry import algorithm
-
-    if algo == "all" or "," in algo:
-        raise UsageError(f"--algo {algo}: --algo takes one algorithm here; add -g N to compare several")
-    planned = PlannedRanks(algorithm(algo).plan(request), deadline_s=DEADLINE_S)
-    _check_sizes(output.sizes.sizes(), request.collective, settings.dtype)
-    output.report(Interleaved(request.collective, settings, [Participant("", "", planned)]), of_plan(planned, settings))
-
-
 def _on_processes(
     size: int | None, job_of: Callable[[int | None], Job], peers: str, output: _Output, settings: BenchSettings
 ) -> None:
@@ -264,10 +225,8 @@ def _on_processes(
     if started_by is None:
         job = job_of(size)
         _check_sizes(output.sizes.sizes(), job.collective, settings.dtype)
-        recorder = output.recorder(job)
-        with host.spawned(job, settings, libraries, console.note, recorder) as benchmark:
+        with host.spawned(job, settings, libraries, console.note) as benchmark:
             output.report(*benchmark)
-        output.write_timeline(recorder)
         return
     if size is not None or libraries:
         option = "--peer" if size is None else "-g"
@@ -287,7 +246,5 @@ def _launched(started_by: str, job_of: Callable[[int | None], Job], output: _Out
         with closing(host.Leader(library.communicator, library)) as leader:
             job = job_of(library.size)
             _check_sizes(output.sizes.sizes(), job.collective, settings.dtype)
-            recorder = output.recorder(job)
-            with host.led(job, settings, leader, started_by, console.note, recorder) as benchmark:
+            with host.led(job, settings, leader, started_by) as benchmark:
                 output.report(*benchmark)
-            output.write_timeline(recorder)

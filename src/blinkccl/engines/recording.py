@@ -1,26 +1,22 @@
 """Timelines of the host engine's ranks: calls, their executions, and waits.
 
 The native library records events as numbers (``blink_event`` in host.h). Together with the plans of a rank's calls they
-are a :class:`Recording`, which is sent between processes as bytes. A timeline shows it as spans, with a thread per
-rank: calls contain executions, executions contain waits, and an arrow joins the sender and the receiver of a message.
+are a :class:`Recording`. A timeline shows it as spans, with a thread per rank: calls contain executions, executions
+contain waits, and an arrow joins the sender and the receiver of a message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.collectives.call import CollectiveCall
 from blinkccl.engines import native_library as native
-from blinkccl.engines.host import Endpoint
-from blinkccl.engines.host_plan import HostPlan
+from blinkccl.engines.host import BoundPlan, Endpoint
 from blinkccl.schedule.program import Role
-from blinkccl.schedule.text import from_json, to_json
 from blinkccl.trace_events import TraceEvents, TracePlace
 
 _EVENT = np.dtype(native.Event)
@@ -32,48 +28,20 @@ _WAITS = {
 }
 
 
-class RecordedOperation(msgspec.Struct, frozen=True):
-    """The operation of calls with one signature: the call, and the index of its program in the recording."""
-
-    call: CollectiveCall
-    program: int
-    cross_memory: bool
-
-
-class Recording(msgspec.Struct, frozen=True):
-    """One rank's events, without the ``dropped`` oldest; ``programs`` are JSON, ``operations`` are by signature."""
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One rank's events, without the ``dropped`` oldest; ``operations`` are those of the calls, by signature."""
 
     rank: int
-    events: bytes
+    rows: NDArray[Any]
     dropped: int
-    programs: tuple[str, ...]
-    operations: dict[int, RecordedOperation]
-
-    def rows(self) -> NDArray[Any]:
-        """The events as a structured array."""
-        return np.frombuffer(self.events, _EVENT)
-
-    def plan(self, operation: RecordedOperation) -> HostPlan:
-        """The plan of the operation."""
-        return _plan(self.programs[operation.program])
+    operations: Mapping[int, BoundPlan]
 
 
 def recording_of(endpoint: Endpoint, events: int) -> Recording:
     """The recording of the endpoint's rank, with at most ``events`` events."""
     recorded, dropped = endpoint.recorded(events)
-    signatures = set(np.frombuffer(recorded, _EVENT)["signature"].tolist())
-    bound_plans = {signature: bound for signature, bound in endpoint.bound.items() if signature in signatures}
-    plans = list(dict.fromkeys(bound.plan for bound in bound_plans.values()))
-    operations = {
-        signature: RecordedOperation(bound.call, plans.index(bound.plan), bound.cross_memory)
-        for signature, bound in bound_plans.items()
-    }
-    return Recording(endpoint.rank, recorded, dropped, tuple(to_json(plan.program) for plan in plans), operations)
-
-
-@lru_cache(maxsize=64)
-def _plan(program: str) -> HostPlan:
-    return HostPlan(from_json(program))
+    return Recording(endpoint.rank, np.frombuffer(recorded, _EVENT), dropped, dict(endpoint.bound))
 
 
 def add_recording(events: TraceEvents, recording: Recording, process: int, from_ns: int, name: str = "") -> None:
@@ -84,7 +52,7 @@ def add_recording(events: TraceEvents, recording: Recording, process: int, from_
     if recording.dropped:
         events.leave_out(f"the first {recording.dropped:,} events of rank {recording.rank}")
     thread = events.thread(process, ("calls", name), f"calls of {name}" if name else "calls")
-    rows = recording.rows()
+    rows = recording.rows
     calls = {int(row["sequence"]): row for row in rows[rows["kind"] == native.CALL]}
     for row in rows:
         call = calls.get(int(row["sequence"]))
@@ -104,7 +72,7 @@ def add_recording(events: TraceEvents, recording: Recording, process: int, from_
                 title = _WAITS[native.WAITS[row["detail"]]].format(row["peer"])
             events.span(process, thread, title, "wait", begin, end, chunk=chunk)
         else:
-            role = None if operation is None else recording.plan(operation).role(recording.rank, int(row["role"]))
+            role = None if operation is None else operation.plan.role(recording.rank, int(row["role"]))
             work = "execute" if role is None else f"{_verb(role)} share {role.share}"
             events.span(process, thread, f"{work} chunk {chunk}", "execution", begin, end, bytes=int(row["amount"]))
             if role is not None:

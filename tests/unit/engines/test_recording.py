@@ -3,7 +3,6 @@
 import json
 from threading import Barrier, Thread
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -57,10 +56,9 @@ def recorded(program: Program, events: int = 10_000) -> list[Recording]:
 
 def shown(recordings: list[Recording]) -> TraceRead:
     events = TraceEvents()
-    began = min(int(one.rows()["begin_ns"].min()) for one in recordings)
+    began = min(int(one.rows["begin_ns"].min()) for one in recordings)
     for one in recordings:
-        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=Recording)  # Encoded as between processes.
-        add_recording(events, sent, events.process(f"rank {one.rank}"), began)
+        add_recording(events, one, events.process(f"rank {one.rank}"), began)
     return read_trace(json.dumps(events.document()))
 
 
@@ -87,12 +85,12 @@ def test_every_execution_is_a_span_and_every_message_an_arrow(algorithm: str, co
 def test_dropped_events_are_reported_and_leave_no_arrow_with_one_end() -> None:
     program = lower(ALGORITHMS["one_hop"].plan(asked("clique:2", "allreduce")))
     recordings = recorded(program, events=40)
-    assert all(one.dropped > 0 and len(one.rows()) == 40 for one in recordings)
+    assert all(one.dropped > 0 and len(one.rows) == 40 for one in recordings)
     events = TraceEvents()
     for one in recordings:
         add_recording(events, one, events.process(f"rank {one.rank}"), 0)
     trace = read_trace(json.dumps(events.document()))
-    assert len(trace.of("call")) == sum(int((one.rows()["kind"] == native.CALL).sum()) for one in recordings)
+    assert len(trace.of("call")) == sum(int((one.rows["kind"] == native.CALL).sum()) for one in recordings)
     assert trace.arrows
     assert events.left_out == "; ".join(f"the first {one.dropped:,} events of rank {one.rank}" for one in recordings)
 

@@ -10,8 +10,8 @@
 #define PEER_MAGIC 0x4B4E4C42
 #define PEER_VERSION 1
 
-// PEER_PROGRAM, PEER_CHOICE and PEER_RECORD are sent only to ranks of blink-ccl.
-enum peer_kind { PEER_RUN = 1, PEER_QUIT = 2, PEER_PROGRAM = 3, PEER_CHOICE = 4, PEER_RECORD = 5 };
+// PEER_PROGRAM and PEER_CHOICE are sent only to ranks of blink-ccl.
+enum peer_kind { PEER_RUN = 1, PEER_QUIT = 2, PEER_PROGRAM = 3, PEER_CHOICE = 4 };
 enum peer_flag { PEER_IN_PLACE = 1, PEER_SHARED = 2, PEER_CHECK = 4, PEER_KEEP = 8, PEER_WITH_BARRIER = 16 };
 enum peer_status { PEER_OK = 0, PEER_UNSUPPORTED = 1, PEER_FAILED = 2 };
 // Tests of the probe, in addition to blink_collective.
