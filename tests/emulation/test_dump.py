@@ -19,9 +19,9 @@ from job import Job, Start, tell, wait_for
 
 from blinkccl.engines import native_library
 from blinkccl.errors import DeadlineError, UnsupportedError
-from blinkccl.runtime import dump, python_line
+from blinkccl.runtime import dump
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.dump import GroupState, groups_of, with_lines
+from blinkccl.runtime.dump import GroupState, groups_of
 from support.processes import open_files
 
 Blink = Callable[..., Any]
@@ -77,56 +77,6 @@ def test_a_stopped_rank_is_named_with_the_others_waits(start: Start, blink: Blin
     assert document["groups"][0]["awaited"] == [{"rank": 1, "by": [0, 2]}]
     job.signal(1, signal.SIGCONT)
     wait_until(job, 0, lambda g: g.ranks[1].calls > group.ranks[0].calls + 3)  # the job continues
-
-
-def one_is_elsewhere(comm: Communicator) -> None:
-    comm.barrier()
-    tell(comm, "ready")
-    if comm.rank == 1:
-        sleeps_in_the_program()
-    comm.barrier()
-
-
-def sleeps_in_the_program() -> None:
-    time.sleep(30)
-
-
-def test_the_process_reports_its_line_of_python(start: Start, blink: Blink, tmp_path: Path) -> None:
-    job = start(2, one_is_elsewhere)
-    job.hear("ready")
-    wait_until(job, 0, lambda g: [rank.state for rank in g.ranks] == ["waiting", "between calls"])
-    for _ in range(2):  # the second time gives the same
-        waiting, elsewhere = with_lines(groups_of(job.pid(0)))[0].ranks
-        assert re.search(r"test_dump\.py:\d+ in one_is_elsewhere$", waiting.line)
-        assert re.search(r"test_dump\.py:\d+ in sleeps_in_the_program$", elsewhere.line)
-    assert "rank 1 is at " in blink("dump", job.pid(0)).out
-    files = [path for path in Path(f"/proc/{job.pid(1)}/fd").iterdir() if "python-line" in os.readlink(path)]
-    assert [path.stat().st_mode & 0o777 for path in files] == [0o600]
-    dumped = tmp_path / "dump.json"
-    dumped.write_text(blink("dump", job.pid(0), "--json").out)
-    diagnosis = blink("doctor", dumped)
-    assert diagnosis.code == 1
-    assert "rank 1 of group" in diagnosis.out
-    assert "in sleeps_in_the_program" in " ".join(diagnosis.out.split())  # lines wrap if the folder's name is long
-
-
-def test_a_process_that_offers_no_line_is_not_signalled() -> None:
-    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert python_line.ask(bystander.pid) == ""
-    bystander.communicate(b"\n", timeout=20)
-    assert bystander.returncode == 0
-
-
-def test_whose_line_is_taken() -> None:
-    stacks = (
-        'Thread 0x1 (most recent call first):\n  File "/lib/threading.py", line 1 in wait\n\n'
-        'Thread 0x2 (most recent call first):\n  File "/x/blinkccl/runtime/group.py", line 2 in call\n'
-        '  File "/x/torch/distributed/c10d.py", line 3 in all_reduce\n  File "/job/train.py", line 17 in step\n\n'
-        'Current thread 0x3 (most recent call first):\n  File "/job/main.py", line 4 in main\n'
-    )
-    assert python_line.line_of(stacks) == "/job/train.py:17 in step"
-    assert python_line.line_of(stacks.replace("blinkccl", "other")) == "/job/main.py:4 in main"
-    assert python_line.line_of("") == ""
 
 
 def meets_a_deadline(comm: Communicator) -> None:

@@ -16,8 +16,7 @@ Examples:
   blink dump 4711 --json
 
 Read the shared memory of a running job on this host. For each group, print the call of every rank, the data and
-the peer that it waits for, since when, its line of Python, and the rank that blocks all others. The job is not
-disturbed.
+the peer that it waits for, since when, and the rank that blocks all others. The job is not disturbed.
 
 Exit code 2: no such process, another user's process, or a process in no group.
 """
@@ -28,9 +27,9 @@ def dump(
     json: arguments.Json = False,
 ) -> None:
     """Print the groups of process ``pid``."""
-    from blinkccl.runtime.dump import groups_of, with_lines
+    from blinkccl.runtime.dump import groups_of
 
-    groups = with_lines(groups_of(pid))
+    groups = groups_of(pid)
     if json:
         documents = [group.document() for group in groups]
         console.emit_json({"pid": pid, "groups": documents})

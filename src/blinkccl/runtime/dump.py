@@ -2,10 +2,9 @@
 
 Any process of the job is enough, because all ranks of a host have the segment open. It is found through /proc/PID/fd
 and mapped for reading. It shows each rank's current call, the reason for its wait and the start of the wait. Reading
-writes and locks nothing, so the job is not affected. Each process reports its own line of Python on request
-(:func:`with_lines`). The state is that of running processes, so it may be inconsistent. A rank's process is given by
-its number on this system. If it is not visible here, as in a container beside this one, the number is that of its own
-PID namespace.
+writes and locks nothing, so the job is not affected. The state is that of running processes, so it may be
+inconsistent. A rank's process is given by its number on this system. If it is not visible here, as in a container
+beside this one, the number is that of its own PID namespace.
 
 A rank holds a lock on its byte of the segment until its process ends; this module queries that lock without taking it.
 """
@@ -29,7 +28,6 @@ from blinkccl.engines import native_library as native
 from blinkccl.engines.host import awaited, failure_of, statuses
 from blinkccl.engines.host_plan import STAGES
 from blinkccl.errors import CommunicationError, UnsupportedError
-from blinkccl.runtime import python_line
 from blinkccl.runtime.process import PROC, number_here, stat
 
 #: Prefix of a segment's memory file in /proc.
@@ -43,8 +41,7 @@ class RankState:
 
     ``state`` is "absent" (not connected yet), "remote" (on another host), "left" (closed its group), "gone" (its
     process ended), "stopped" (by a signal or a debugger), "waiting", "running" or "between calls". A running rank is
-    inside call number ``calls``. ``line`` is its current line of Python, if its process reports it. ``elsewhere``:
-    ``pid`` is not visible from this process.
+    inside call number ``calls``. ``elsewhere``: ``pid`` is not visible from this process.
     """
 
     rank: int
@@ -59,7 +56,6 @@ class RankState:
     stage: str | None = None
     chunk: int | None = None
     waiting_s: float | None = None
-    line: str = ""
     elsewhere: bool = False
 
 
@@ -105,21 +101,6 @@ def groups_of(pid: int) -> list[GroupState]:
     have another version of this package; or if this process is itself a rank of one of them.
     """
     return sorted((_group(path) for path in _segments(pid)), key=lambda group: -group.size)
-
-
-def with_lines(groups: list[GroupState]) -> list[GroupState]:
-    """The groups with each living rank's current line of Python; each process is queried once."""
-    lines: dict[int, str] = {}
-    for rank in (rank for group in groups for rank in group.ranks):
-        if rank.state in ("waiting", "running", "between calls") and rank.pid not in lines and not rank.elsewhere:
-            lines[rank.pid] = python_line.ask(rank.pid)
-    return [
-        replace(
-            group,
-            ranks=tuple(replace(rank, line="" if rank.elsewhere else lines.get(rank.pid, "")) for rank in group.ranks),
-        )
-        for group in groups
-    ]
 
 
 def _segments(pid: int) -> list[Path]:

@@ -31,7 +31,7 @@ from blinkccl.engines.host import (
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.native_library import MOST_THREADS, Shape
 from blinkccl.errors import CommunicationError, LaunchError, PeerLostError, ScheduleError, UnsupportedError, UsageError
-from blinkccl.runtime import python_line, timeline
+from blinkccl.runtime import timeline
 from blinkccl.runtime.bootstrap import Bootstrap
 from blinkccl.runtime.deterministic import check_program
 from blinkccl.runtime.group import BARRIER, Group, PreparedCall
@@ -93,7 +93,6 @@ class HostGroup(Group):
             self._make(bootstrap, time.monotonic() + deadline_s, wished_crossing(), table_for(self.size))
 
     def _make(self, bootstrap: Bootstrap, deadline: float, wanted: Crossing, table: HostTable) -> None:
-        python_line.offer()
         if self.size > MAX_RANKS:
             raise UnsupportedError(f"at most {MAX_RANKS} ranks of one host can share memory, got {self.size}")
         self._memory = share_memory(bootstrap, range(self.size), self.rank, self.size, self._area, deadline)

@@ -24,7 +24,6 @@ def _group_text(pid: int, group: GroupState, paint: Paint, width: int | None) ->
 
     lines += [*columns(_HEADER, [_row(rank) for rank in group.ranks], _LEFT, width, look=look, paint=paint), ""]
     sentences = [f"rank {rank.rank} waits {rank.awaits}" for rank in group.ranks if rank.awaits]
-    sentences += [f"rank {rank.rank} is at {rank.line}" for rank in group.ranks if rank.line]
     sentences += _conclusions(group)
     return "\n".join(lines + [fit(sentence, width) for sentence in sentences])
 
@@ -72,6 +71,6 @@ def _doing(rank: RankState) -> str:
         case "remote":
             return "it is on another host; run blink dump there"
         case "between calls":
-            return f"it is in the program's own code, {calls}"
+            return f"it is in the program's own code, {calls}; py-spy dump --pid {rank.pid} shows the line"
         case _:
             return f"it is running call {rank.calls}"

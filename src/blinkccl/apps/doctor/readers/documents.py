@@ -82,7 +82,6 @@ def _dump(document: Any, source: str) -> Iterator[Evidence]:
                 () if state in _DUMPED else (("", int(rank["calls"])),),
                 doing=str(rank.get("call") or "") if state in ("waiting", "running") else "",
                 members=tuple(range(int(group["size"]))),
-                line=str(rank.get("line") or ""),
             )
 
 
