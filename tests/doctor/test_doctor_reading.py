@@ -295,7 +295,6 @@ def test_xml_without_gpu_tags_still_says_its_links(tmp_path):
     [
         ("mi250-4.rocm-smi.txt", "rocm-smi or amd-smi", 8),
         ("mi300x.amd-smi.txt", "rocm-smi or amd-smi", 8),
-        ("hgx-h100.lstopo.xml", "lstopo XML", 8),
     ],
 )
 def test_the_topologies_of_other_tools_are_machines(name, title, gpus):

@@ -37,7 +37,7 @@ Examples:
 Collective communication planned from the links that a job really has.
 
 \b
-SPEC is a machine (dgx-1v, hgx-h100, mi300x), a file ("nvidia-smi topo -m", lstopo or NCCL XML;
+SPEC is a machine (dgx-1v, hgx-h100, mi300x), a file ("nvidia-smi topo -m", NCCL XML;
 "node7.txt @ nvlink=50GB/s, nic=400Gbps" adds rates that the file lacks), a rule (ring:8, torus:4x4), or
 several servers ("2x dgx-1v @ 40Gbps"); blink topo --list has all. Without it: this machine.
 

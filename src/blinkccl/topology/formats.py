@@ -14,7 +14,6 @@ from blinkccl.errors import TopologyError
 from blinkccl.topology import (
     amd_smi,
     cables_file,
-    hwloc_xml,
     json_format,
     mlx_hostfile,
     nccl_xml,
@@ -51,7 +50,6 @@ FORMATS = (
     TopologyFormat("blink topo --gather", json_format.is_gathered, json_format.parse_gathered),
     TopologyFormat("MLX's hostfile", mlx_hostfile.looks_like, mlx_hostfile.parse, ("nic",)),
     TopologyFormat("Blink's JSON", json_format.looks_like, json_format.parse),
-    TopologyFormat("lstopo XML (hwloc 2)", hwloc_xml.looks_like, hwloc_xml.parse, ("xgmi", "pcie", "smp", "nic")),
     TopologyFormat("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
     TopologyFormat("a line per cable", cables_file.looks_like, cables_file.parse),
 )

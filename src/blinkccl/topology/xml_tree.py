@@ -13,24 +13,23 @@ from blinkccl.topology.limits import MAX_XML_DEPTH, MAX_XML_ELEMENTS, at, shorte
 
 @dataclass(eq=False)
 class Element:
-    """One element: its attributes, its own text, and the line of its start tag. Compared by identity."""
+    """One element: its attributes, and the line of its start tag. Compared by identity."""
 
     tag: str
     attributes: dict[str, str]
     line: int
     parent: Element | None = None
     children: list[Element] = field(default_factory=list)
-    text: str = ""
 
     def all(self, tag: str) -> list[Element]:
         """Children with this tag, in order."""
         return [child for child in self.children if child.tag == tag]
 
-    def above(self, tag: str | None = None) -> Iterator[Element]:
-        """Ancestors, or the ones with this tag, nearest first."""
+    def above(self, tag: str) -> Iterator[Element]:
+        """Ancestors with this tag, nearest first."""
         parent = self.parent
         while parent is not None:
-            if tag is None or parent.tag == tag:
+            if parent.tag == tag:
                 yield parent
             parent = parent.parent
 
@@ -55,15 +54,11 @@ class Element:
 class _TreeBuilder:
     """Expat handlers that build the tree within the limits."""
 
-    def __init__(self, source: str, doctype: str, most: int) -> None:
+    def __init__(self, source: str) -> None:
         self.source = source
-        self.doctype = doctype
-        self.most = most
         self.parser = expat.ParserCreate()
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
-        self.parser.CharacterDataHandler = self.add_text
-        self.parser.buffer_text, self.parser.buffer_size = True, 1 << 20
         self.parser.StartDoctypeDeclHandler = self.refuse_doctype
         self.root: Element | None = None
         self.open: list[Element] = []
@@ -72,8 +67,8 @@ class _TreeBuilder:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         line = self.parser.CurrentLineNumber
         self.count += 1
-        if self.count > self.most:
-            raise at(self.source, line, f"more than {self.most} elements")
+        if self.count > MAX_XML_ELEMENTS:
+            raise at(self.source, line, f"more than {MAX_XML_ELEMENTS} elements")
         if len(self.open) >= MAX_XML_DEPTH:
             raise at(self.source, line, f"nested deeper than {MAX_XML_DEPTH} elements")
         parent = self.open[-1] if self.open else None
@@ -87,13 +82,7 @@ class _TreeBuilder:
     def end(self, _tag: str) -> None:
         self.open.pop()
 
-    def add_text(self, data: str) -> None:
-        if self.open and not data.isspace():
-            self.open[-1].text += data
-
-    def refuse_doctype(self, name: str, _system: str | None, _public: str | None, inside: int) -> None:
-        if name == self.doctype and not inside:
-            return
+    def refuse_doctype(self, *_declaration: object) -> None:
         raise at(
             self.source,
             self.parser.CurrentLineNumber,
@@ -101,13 +90,9 @@ class _TreeBuilder:
         )
 
 
-def parse_xml(text: str, source: str, doctype: str = "", most: int = MAX_XML_ELEMENTS) -> Element:
-    """The root of ``text``, with at most ``most`` elements; every TopologyError has the line.
-
-    Document types are refused before they expand. The exception is ``doctype``, the name of a DTD that some tools
-    mention: it is not read, and must define nothing.
-    """
-    builder = _TreeBuilder(source, doctype, most)
+def parse_xml(text: str, source: str) -> Element:
+    """The root of ``text``; every TopologyError has the line. Document types are refused before they expand."""
+    builder = _TreeBuilder(source)
     try:
         builder.parser.Parse(text, True)
     except expat.ExpatError as error:

@@ -27,7 +27,7 @@ from blinkccl.apps.doctor.readers.tools import Tools
 from blinkccl.apps.doctor.readers.topologies import MatrixReader
 from blinkccl.apps.doctor.readers.torch_log import TorchLog
 from blinkccl.errors import TopologyError, UsageError
-from blinkccl.topology import amd_smi, cables_file, hwloc_xml, mlx_hostfile, nvidia_smi
+from blinkccl.topology import amd_smi, cables_file, mlx_hostfile, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
@@ -131,8 +131,6 @@ def _document(case: Case, file: BinaryIO, start: bytes, source: str) -> list[str
     if flight_recorder.is_pickle(start):
         return _understood(case, source, "flight recorder", lambda: flight_recorder.from_pickle(data, source))
     text = data.decode("utf-8-sig", "replace")
-    if hwloc_xml.looks_like(text):
-        return _understood(case, source, "lstopo XML", lambda: topologies.from_other(text, source))
     if re.match(r"\s*<(?:system|graphs|\?xml|!--)", text):
         return _understood(case, source, "NCCL XML", lambda: topologies.from_xml(text, source, case.notes))
     if not text.lstrip().startswith(("{", "[")):
