@@ -56,10 +56,10 @@ _CLICK_USAGE_ERROR: Any = typer.BadParameter.__base__
 class _Verbs(TyperGroup):
     """The verbs; their usage errors name replacements of removed words, and shorten long arguments."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands and not ctx.resilient_parsing:
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if args and not ctx.resilient_parsing:
             removed.refuse_removed(args[0])
-        return super().resolve_command(ctx, args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -86,15 +86,9 @@ app = typer.Typer(
 def _root(
     ctx: typer.Context,
     version: Annotated[bool, Option("--version", help="Print the versions installed here, and exit.")] = False,
-    man: Annotated[bool, Option("--man", help="Print the manual page, for man -l -, and exit.")] = False,
     json: Annotated[bool, Option("--json", help="With --version: print one JSON object.")] = False,
 ) -> None:
     """Options of ``blink`` itself; the verbs follow."""
-    if man:
-        from blinkccl.cli.manual import manual
-
-        console.emit(manual(ctx.command))
-        raise typer.Exit
     if version:
         from blinkccl.cli.version import print_version
 

@@ -7,6 +7,7 @@ from blinkccl.errors import UsageError
 _GPUS = "gives sendrecv its ends: from the first GPU to the last"
 #: Replacements by the typed words: ``verb``, ``verb --option``, or ``verb --option value``.
 REMOVED = {
+    "--man": "blink --help lists the verbs, and blink VERB --help describes one",
     "calibrate": "blink sim --calibration FILE takes latency and bandwidth from a TOML file",
     "diff": "blink show A.json -o a.html draws a plan, blink sim A.json times it: compare both plans",
     "export --to msccl": "blink export --to mscclpp writes an execution plan for MSCCL++",
