@@ -15,7 +15,7 @@ from math import lcm
 from typing import Any
 
 from blinkccl.errors import ScheduleError
-from blinkccl.schema import READABLE, upgraded
+from blinkccl.schema import SCHEMA_VERSION
 
 #: A block in the plan's notation: None, a rank's vertex id, or (source, destination).
 Block = int | tuple[int, int] | None
@@ -118,7 +118,7 @@ class ClaimedPlan:
 
 def read_plan(data: object) -> ClaimedPlan:
     """The plan in ``data``. ScheduleError, with the JSON path, if a field is missing or has the wrong shape."""
-    plan = upgraded(_versioned(data, "plan"))
+    plan = _versioned(data, "plan")
     shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_typed(plan, "shares", "", list)))
     _workable((share.weight for share in shares), "shares", "weights")
     topology = plan.get("topology")
@@ -144,7 +144,7 @@ def read_plan(data: object) -> ClaimedPlan:
 
 def read_network(data: object) -> GivenLinks:
     """The topology in ``data``, the JSON object of ``blink topo --json``. ScheduleError as in :func:`read_plan`."""
-    topology = upgraded(_versioned(data, "topology"))
+    topology = _versioned(data, "topology")
     kinds: dict[int, str] = {}
     combining: set[int] = set()
     part_of: dict[int, int] = {}
@@ -282,8 +282,8 @@ def _workable(numbers: Iterable[Fraction], where: str, name: str) -> None:
 def _versioned(data: object, where: str) -> dict[str, Any]:
     entry = _object(data, where)
     version = _field(entry, "schema_version", where)
-    if type(version) is not int or version not in READABLE:
-        raise _expected(f"{where}.schema_version", " or ".join(map(str, READABLE)), version)
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise _expected(f"{where}.schema_version", str(SCHEMA_VERSION), version)
     return entry
 
 

@@ -248,7 +248,7 @@ class TestTopologyBesideThePlan:
 #: Damage to the shape of a plan, and the message: such a plan is unreadable, not wrong.
 SHAPES: list[tuple[Callable[[Json], None], str]] = [
     (drop("rate"), "rate: missing"),
-    (put("schema_version", 3), "plan.schema_version: expected 1 or 2, got 3"),
+    (put("schema_version", 3), "plan.schema_version: expected 2, got 3"),
     (put("collective", "allsum"), "collective: expected one of broadcast, "),
     (put("ranks", "1,4"), "ranks: expected an array, got '1,4'"),
     (put("ranks", 1, True), "ranks[1]: expected a vertex id, got True"),

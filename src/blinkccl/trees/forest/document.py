@@ -23,7 +23,7 @@ import msgspec
 
 from blinkccl.collectives.spec import COLLECTIVES, Block, Collective
 from blinkccl.errors import ScheduleError, TopologyError
-from blinkccl.schema import SCHEMA_VERSION, upgraded, version_fault
+from blinkccl.schema import SCHEMA_VERSION, version_fault
 from blinkccl.topology import json_format
 from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
@@ -164,7 +164,7 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
     compares them. ScheduleError, with the place as in ``shares[3].broadcast[1]``, if the text is no JSON, a field is
     missing or has the wrong shape, or a limit is exceeded; also if ranks, root, src or dst name a missing vertex.
     """
-    plan = _convert(_of_our_version(upgraded(loads(data) if isinstance(data, bytes) else data)))
+    plan = _convert(_of_our_version(loads(data) if isinstance(data, bytes) else data))
     fault = label_fault(plan.algorithm)
     if fault is not None:
         raise ScheduleError(f"algorithm: {fault}")
