@@ -35,8 +35,6 @@ _FRAME = "await new Promise(done => requestAnimationFrame(() => setTimeout(done,
 _CLICK = "document.querySelector('%s').dispatchEvent(new MouseEvent('click', { bubbles: true }));" + _FRAME
 _SCRUB = "const at = document.getElementById('at'); for (let i = 0; i < 60; i++) { at.value = 4 * i;"
 _SCRUB += "at.dispatchEvent(new Event('input')); await new Promise(requestAnimationFrame); }"
-_SORT = "for (const button of document.querySelectorAll('th button')) { button.scrollIntoView();" + _FRAME
-_SORT += "button.click();" + _FRAME + "}"
 _OPEN = "for (const one of document.querySelectorAll('details')) { one.scrollIntoView();" + _FRAME
 _OPEN += "one.open = true;" + _FRAME + "}"
 #: Action, the element of the page that it needs, and the script.
@@ -50,7 +48,6 @@ ACTIONS = (
     ("10 steps in there", ".unit", "for (let i = 0; i < 10; i++) {" + _CLICK % "#next" + "}"),
     ("out of it", ".unit", _CLICK % "#whole"),
     ("opening tables", "details", _OPEN),
-    ("sorting every column", "th", _SORT),
     ("another theme, twice", "body", 2 * (_CLICK % "#theme")),
 )
 

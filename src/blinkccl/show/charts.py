@@ -1,4 +1,4 @@
-"""Charts as pictures made of :mod:`~blinkccl.show.shapes`: curves over size, bars, and timelines."""
+"""Charts as pictures made of :mod:`~blinkccl.show.shapes`: curves over size, and timelines."""
 
 from __future__ import annotations
 
@@ -119,43 +119,6 @@ def _size_axis(first: float, last: float, x: Callable[[float], float]) -> list[S
         shapes.append(Line(((x(2**power), _HEIGHT - _BOTTOM), (x(2**power), _HEIGHT - _BOTTOM + 4)), "axis", 1.0))
         shapes.append(Text(x(2**power), _HEIGHT - _BOTTOM + 18, size_text(2**power), "soft", 12.0))
     return shapes
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar; ``words`` are printed after its end, ``series`` selects its colour."""
-
-    name: str
-    value: float
-    words: str
-    series: int = 0
-
-
-def bars_picture(title: str, bars: Sequence[Bar], level: tuple[str, float] | None = None) -> Picture:
-    """Horizontal bars, the first on top; ``level`` is a line across them all."""
-    left = max([Text(0, 0, bar.name).width for bar in bars] or [0]) + 14
-    room = max([Text(0, 0, bar.words).width for bar in bars] or [0]) + 12
-    most = max([bar.value for bar in bars] + ([level[1]] if level else [])) or 1.0
-    width = max(_WIDTH, left + room + 200.0)
-    scale = (width - left - room) / most
-    top = 24.0 if level else 6.0
-    height = top + 28.0 * len(bars) + 6.0
-    shapes: list[Shape] = []
-    if level is not None:
-        at = left + level[1] * scale
-        shapes.append(Line(((at, 18.0), (at, height - 4)), "level", 1.4))
-        shapes.append(Text(at, 13.0, level[0], "soft", 12.0, "end" if at > width / 2 else "start"))
-    for i, bar in enumerate(bars):
-        y = top + 28.0 * i
-        words = Text(left + bar.value * scale + 7, y + 16, bar.words, "text", 12.0, "start")
-        items: list[Shape] = [
-            Text(left - 8, y + 16, bar.name, "text", 12.0, "end"),
-            Rect(left, y + 3, max(1.0, bar.value * scale), 18.0, f"s{bar.series % SERIES} swatch", 3.0, 0.0),
-            Rect(words.x - 3, y + 3, words.width + 6, 18.0, "blank", 2.0, 0.0),
-            words,
-        ]
-        shapes.append(ShapeGroup(items, title=f"{bar.name}: {bar.words}"))
-    return Picture(shapes, width, height, title, "; ".join(f"{bar.name}: {bar.words}" for bar in bars))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-// The page of "blink show": theme, shares on the machine, zoom into servers, time, tables. No library, no request.
+// The page of "blink show": theme, shares on the machine, zoom into servers, time. No library, no request.
 // The document has all data: links are groups l0, l1, … of the figure "machine"; "data" has shares and transfers.
 "use strict";
 (() => {
@@ -234,41 +234,6 @@
       stop();
       show(Number(slider.value));
     });
-  }
-
-  // A click on a column sorts its table: by number if all cells are numbers, else by letters. Rows stay and words move:
-  // a new layout of the rows would take ten times as long.
-  for (const table of all("table.sortable")) {
-    all("th", table).forEach((head, column) => {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.append(...head.childNodes);
-      head.append(button);
-      on(button, "click", () => {
-        const down = head.getAttribute("aria-sort") === "ascending";
-        for (const other of all("th", table)) other.removeAttribute("aria-sort");
-        head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        const cells = [...table.tBodies[0].rows].map((row) => [...row.cells]);
-        const key = (words) => (head.classList.contains("n") ? number(words[column]) : words[column]);
-        const rows = cells.map((row) => row.map((cell) => cell.textContent)).map((words) => [key(words), words]);
-        rows.sort(([a], [b]) => (typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true })));
-        if (down) rows.reverse();
-        rows.forEach(([, words], i) => words.forEach((text, j) => write(cells[i][j], text)));
-      });
-    });
-  }
-
-  function write(cell, text) {
-    if (cell.textContent === text) return;
-    if (!cell.firstChild) cell.append("");
-    cell.firstChild.data = text;
-  }
-
-  function number(text) { // "1/2", "12.5 GB/s", "64M", "1.2 ms", "-"
-    const found = text.replaceAll(",", "").match(/^(-?[\d.]+)(?:\/(\d+))?\s*([a-zA-Zµ%]*)/);
-    if (!found) return -Infinity;
-    const size = { K: 2 ** 10, M: 2 ** 20, G: 2 ** 30, T: 2 ** 40, µs: 1e-6, ms: 1e-3 }[found[3]] || 1;
-    return (Number(found[1]) / Number(found[2] || 1)) * size;
   }
 
   // Keys: left and right select shares, space plays, escape returns to all.

@@ -319,7 +319,7 @@ def _table(table: Table) -> str:
     )
     rows = "".join(f"<tr>{''.join(cell(text, i) for i, text in enumerate(row))}</tr>" for row in table.rows)
     about = f'<p class="note">{escape(table.about)}</p>' if table.about else ""
-    whole = f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    whole = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     whole = _scroll(f"{table.title}, table", whole)
     if len(table.rows) > _FEW:
         whole = f"<details><summary>{len(table.rows)} rows</summary>{whole}</details>"

@@ -19,7 +19,7 @@ from blinkccl.cost.simulate.translate import Settings
 from blinkccl.errors import BlinkError, TopologyError
 from blinkccl.show import words
 from blinkccl.show.beside import nccl_sentence, ring_sentence
-from blinkccl.show.charts import Bar, Span, bars_picture, timeline_picture
+from blinkccl.show.charts import Span, timeline_picture
 from blinkccl.show.layout import UNFOLDED, sockets_of
 from blinkccl.show.page import Exhibit, Figure, Pair, Part, PlayerStage, Prose, Table
 from blinkccl.show.picture import Subject, line_numbers, machine_picture, name_of, subject_of
@@ -313,19 +313,7 @@ def _as_sentence(line: str, label: str) -> str:
 
 
 def _against(forest: Forest, ring: RingBaseline | None, on: Drawn) -> Iterator[Part]:
-    if ring is None or ring.forest is None or forest.algorithm == "ring":
-        return
-    rates = [
-        Bar("NCCL 2.4 (2019)", ring.forest.algbw_gb_per_s, gb_per_s_text(ring.forest.algbw_gb_per_s), 1),
-        Bar("this plan", forest.algbw_gb_per_s, gb_per_s_text(forest.algbw_gb_per_s), 0),
-    ]
-    bound = ("proved bound", float(forest.bound) * forest.topology.unit_gb_per_s)
-    yield Figure(
-        bars_picture("Beside the rings of NCCL 2.4 (2019), nominal rates", rates, bound),
-        "Algorithm bandwidth (algbw): size of the data divided by time.",
-        "rates",
-    )
-    if on.large:
+    if ring is None or ring.forest is None or forest.algorithm == "ring" or on.large:
         return
     within = ring.forest.topology.link.keys() <= on.topology.link.keys()
     base = on.topology if within else ring.forest.topology

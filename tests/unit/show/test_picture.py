@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from blinkccl.show import picture as pictures
-from blinkccl.show.charts import Bar, Curve, Span, bars_picture, curves_picture, timeline_picture
+from blinkccl.show.charts import Curve, Span, curves_picture, timeline_picture
 from blinkccl.show.layout import DrawnPlace, curve, layout
 from blinkccl.show.picture import (
     Subject,
@@ -306,14 +306,6 @@ def test_an_axis_of_less_than_a_power_of_ten_has_more_numbers():
 def test_one_size_is_a_point():
     picture = curves_picture("t", "GB/s", [Curve("one", [(1024, 2.0)])])
     assert any(isinstance(shape, Rect) for shape in flat(picture.shapes))
-
-
-def test_bars_are_as_long_as_their_values():
-    picture = bars_picture("t", [Bar("a", 2.0, "2"), Bar("b", 1.0, "1", 1)], ("bound", 4.0))
-    bars = [s for s in flat(picture.shapes) if isinstance(s, Rect) and "swatch" in s.style]
-    assert bars[0].w == pytest.approx(2 * bars[1].w)
-    (level,) = (s for s in flat(picture.shapes) if isinstance(s, Line))
-    assert level.points[0][0] - bars[0].x == pytest.approx(2 * bars[0].w)
 
 
 def test_consecutive_chunks_are_one_bar():

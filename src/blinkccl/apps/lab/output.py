@@ -8,7 +8,7 @@ from typing import Any
 
 from blinkccl.apps.lab.experiment import Field, Measured
 from blinkccl.apps.lab.layout import Layout
-from blinkccl.show.charts import Bar, Curve, bars_picture, curves_picture
+from blinkccl.show.charts import Curve, curves_picture
 from blinkccl.show.shapes import Picture
 from blinkccl.show.text import Paint, columns, count, gb_per_s_text, ids, seconds_text
 from blinkccl.show.words import collective_name
@@ -121,32 +121,16 @@ def entry(one: Measured) -> dict[str, Any]:
 
 
 def picture(field: Field, rows: Sequence[Sequence[Measured]]) -> Picture:
-    """Measured and predicted rates over size; with one size, as bars."""
+    """Measured and predicted rates over size."""
     request = field.request
     title = (
         f"{collective_name(request.collective.name)} among {count(len(request.ranks), 'rank')} ({ids(request.ranks)}) "
         f"of {request.topology.name}, in the laboratory"
     )
-    if len(rows) == 1:
-        return bars_picture(title, [bar for one in rows[0] for bar in _bars(one, one.candidate.name)])
     curves = []
     for column in zip(*rows, strict=True):
         name = column[0].candidate.name
         curves.append(Curve(name, [(one.pattern.size, one.gb_per_s) for one in column]))
-        curves.append(
-            Curve(f"{name}, simulated", [(one.pattern.size, _simulated_gb_per_s(one)) for one in column], dashed=True)
-        )
+        simulated = [(one.pattern.size, one.candidate.forest.algbw_gb_per_s * one.simulated) for one in column]
+        curves.append(Curve(f"{name}, simulated", simulated, dashed=True))
     return curves_picture(title, "algbw, GB/s", curves)
-
-
-def _bars(one: Measured, name: str) -> list[Bar]:
-    simulated, planned = _simulated_gb_per_s(one), one.candidate.forest.algbw_gb_per_s
-    return [
-        Bar(name, one.gb_per_s, f"{gb_per_s_text(one.gb_per_s)} measured", 0),
-        Bar("", simulated, f"{gb_per_s_text(simulated)} simulated", 1),
-        Bar("", planned, f"{gb_per_s_text(planned)} by the plan", 5),
-    ]
-
-
-def _simulated_gb_per_s(one: Measured) -> float:
-    return one.candidate.forest.algbw_gb_per_s * one.simulated
