@@ -227,7 +227,7 @@ class Plan:
     def show(self, path: str | PathLike[str], size: int | str = "64M") -> None:
         """Draw the plan into a file like ``blink show``: .html, .svg or .txt, by the suffix of ``path``.
 
-        Its timeline is simulated for ``size`` bytes. UsageError for another suffix.
+        Its player shows a simulation of ``size`` bytes. UsageError for another suffix.
         """
         from blinkccl.show.page import check_form, exhibit_file
 

@@ -19,7 +19,7 @@ HELP = """
 Examples:
 
 \b
-  blink show plan.json -o plan.html                      a page: machine, trees, bottleneck, timeline
+  blink show plan.json -o plan.html                      a page: machine, trees, bottleneck, player
   blink show plan.json -o plan.svg                       one picture, for a paper or a slide
   blink show dgx-1v -o machine.svg
   blink show node7.txt -o machine.html                   "nvidia-smi topo -m" text
@@ -42,7 +42,9 @@ def show(
         Option("--topo", metavar="SPEC", help="The machine of a plan; default: the topology in its file."),
     ] = None,
     gpus: arguments.Gpus = None,
-    size: Annotated[str, Option("--size", "-s", metavar="SIZE", help="Bytes of the timeline of a plan.")] = "64M",
+    size: Annotated[
+        str, Option("--size", "-s", metavar="SIZE", help="Bytes of the call that a plan's page plays.")
+    ] = "64M",
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:

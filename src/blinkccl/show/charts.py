@@ -1,13 +1,12 @@
-"""Charts as pictures made of :mod:`~blinkccl.show.shapes`: curves over size, and timelines."""
+"""Charts as pictures made of :mod:`~blinkccl.show.shapes`: curves over size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, log10
 
 from blinkccl.show.shapes import SERIES, Line, Picture, Rect, Shape, ShapeGroup, Text, stacked, svg_file
-from blinkccl.show.text import seconds_text
 from blinkccl.units import size_text
 
 #: Pairs of a size in bytes and the value drawn over it.
@@ -119,63 +118,3 @@ def _size_axis(first: float, last: float, x: Callable[[float], float]) -> list[S
         shapes.append(Line(((x(2**power), _HEIGHT - _BOTTOM), (x(2**power), _HEIGHT - _BOTTOM + 4)), "axis", 1.0))
         shapes.append(Text(x(2**power), _HEIGHT - _BOTTOM + 18, size_text(2**power), "soft", 12.0))
     return shapes
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """An activity of series ``series`` in row ``row``, from ``begin_s`` to ``end_s``."""
-
-    row: int
-    begin_s: float
-    end_s: float
-    series: int
-
-
-def timeline_picture(
-    title: str, rows: Sequence[str], spans: Sequence[Span], seconds: float, series: Mapping[int, str]
-) -> Picture:
-    """One row per link, coloured by share over time. The group ``time`` records the place of its axis."""
-    left = max([Text(0, 0, row, size=11).width for row in rows] or [0]) + 12
-    right, top, step = 600.0, 26.0, 15.0 if len(rows) > 16 else 20.0
-    scale = (right - left) / seconds
-    bottom = top + step * len(rows)
-    shapes: list[Shape] = []
-    for i, row in enumerate(rows):
-        y = top + step * i
-        shapes.append(Text(left - 8, y + step * 0.72, row, "text", 11.0, "end"))
-        shapes.append(Line(((left, y + step), (right, y + step)), "axis", 0.6))
-    for span in _joined(spans, seconds / 600):
-        x, w = left + span.begin_s * scale, (span.end_s - span.begin_s) * scale
-        shapes.append(
-            Rect(x, top + step * span.row + 2, max(w - 0.4, 0.6), step - 4, f"s{span.series % SERIES} swatch", 1.0, 0.0)
-        )
-    for part in range(5):
-        at = left + (right - left) * part / 4
-        anchor = "end" if part == 4 else "middle"
-        shapes.append(Text(at, bottom + 17, seconds_text(seconds * part / 4) if part else "0", "soft", 11.0, anchor))
-    x = left
-    for number, name in series.items():
-        shapes += [
-            Rect(x, 6, 11, 11, f"s{number % SERIES} swatch", 2.0, 0.0),
-            Text(x + 16, 16, name, "text", 11.0, "start"),
-        ]
-        x += 16 + Text(0, 0, name, size=11).width + 16
-    data = {
-        "data-left": f"{left:.1f}",
-        "data-right": f"{right:.1f}",
-        "data-top": f"{top:.0f}",
-        "data-bottom": f"{bottom:.1f}",
-    }
-    return Picture([ShapeGroup(shapes, "time", data=data)], max(right + 12, x), bottom + 26, title)
-
-
-def _joined(spans: Sequence[Span], gap_s: float) -> list[Span]:
-    """Merge spans of one row and series with gaps of at most ``gap_s``."""
-    merged: list[Span] = []
-    for span in sorted(spans, key=lambda s: (s.row, s.series, s.begin_s, s.end_s)):
-        before = merged[-1] if merged else None
-        if before and (before.row, before.series) == (span.row, span.series) and span.begin_s - before.end_s <= gap_s:
-            merged[-1] = Span(span.row, before.begin_s, max(before.end_s, span.end_s), span.series)
-        else:
-            merged.append(span)
-    return merged

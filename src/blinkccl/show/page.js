@@ -159,10 +159,10 @@
   }
   on(find("whole"), "click", () => open(null));
 
-  // Time: dots on links with bytes in transit, and a line through the timeline.
-  const slider = find("at"), time = find("time");
+  // Time: dots on links with bytes in transit.
+  const slider = find("at");
   const steps = slider ? Number(slider.max) : 1;
-  let cursor = null, playing = 0;
+  let playing = 0;
 
   function point(link, part) { // on a line, or on a parabola with its third point in the middle
     const way = ways.get(link);
@@ -187,16 +187,6 @@
       dot.setAttribute("cy", y);
     }
     while (dots.children.length > used) dots.lastChild.remove();
-    const { left, right, top, bottom } = time.dataset;
-    const { width, height } = time.ownerSVGElement.viewBox.baseVal;
-    if (!cursor) {
-      cursor = document.createElement("div");
-      cursor.className = "cursor";
-      cursor.style.top = `${(top / height) * 100}%`;
-      cursor.style.height = `${((bottom - top) / height) * 100}%`;
-      time.ownerSVGElement.parentElement.append(cursor);
-    }
-    cursor.style.transform = `translateX(${((Number(left) + ((right - left) * at) / steps) / width) * 100}%)`;
     dim();
     const now = `${((data.seconds * at) / steps * data.scale).toFixed(data.digits)} ${data.unit}`;
     find("now").textContent = now;
@@ -226,14 +216,6 @@
   if (slider) {
     on(slider, "input", () => { stop(); show(Number(slider.value)); });
     on(find("play"), "click", play);
-    on(time.ownerSVGElement, "click", (event) => {
-      const matrix = time.ownerSVGElement.getScreenCTM();
-      const x = (event.clientX - matrix.e) / matrix.a;
-      const { left, right } = time.dataset;
-      slider.value = Math.round(((x - left) / (right - left)) * steps);
-      stop();
-      show(Number(slider.value));
-    });
   }
 
   // Keys: left and right select shares, space plays, escape returns to all.

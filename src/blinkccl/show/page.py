@@ -54,7 +54,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class PlayerStage:
-    """The interactive part: the machine, the trees of its shares, and the timeline.
+    """The interactive part: the machine, the trees of its shares, and the player if ``plays``.
 
     ``shares`` has one picture each, in the order of ``data["shares"]`` of the exhibit; ``more`` says how many are
     missing.
@@ -63,7 +63,7 @@ class PlayerStage:
     machine: Figure
     shares: Sequence[Picture] = ()
     more: str = ""
-    timeline: Figure | None = None
+    plays: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def exhibit_document(shown: Exhibit) -> dict[str, Any]:
 
 
 def exhibit_picture(shown: Exhibit) -> Picture:
-    """The main pictures as one figure, as for a paper: the machine, its trees, the timeline, and rates.
+    """The main pictures as one figure, as for a paper: the machine and its trees.
 
     A cluster is shown alone, because other pictures would be tiny beside it.
     """
@@ -161,8 +161,6 @@ def exhibit_picture(shown: Exhibit) -> Picture:
             if part.shares:
                 trees = stacked(part.shares, _per_row(part.shares))
                 pictures.append(replace(trees, title="The trees, one per share of the data"))
-            if part.timeline is not None:
-                pictures.append(part.timeline.picture)
     if len(pictures) == 1:
         return pictures[0]
     whole = stacked(pictures, 1)
@@ -259,8 +257,8 @@ def _scroll(label: str, inner: str) -> str:
 
 def _stage(stage: PlayerStage) -> str:
     machine = _tools(bool(stage.shares), stage.machine.large) + _figure(stage.machine)
-    if stage.timeline is not None:
-        machine += _player() + _figure(stage.timeline)
+    if stage.plays:
+        machine += _player()
     if not stage.shares:
         return _section(stage.machine.picture.title, machine, "stage")
     cards = "".join(_card(picture, number) for number, picture in enumerate(stage.shares))

@@ -86,7 +86,6 @@ STYLES: dict[str, dict[str, str]] = {
     "cutmark": {"stroke": "@cut", "fill": "none"},
     "axis": {"stroke": "@rule", "fill": "none"},
     "level": {"stroke": "@ink", "fill": "none", "stroke-dasharray": "5 4"},
-    "swatch": {"stroke": "none"},
     **{f"s{i}": {"stroke": f"@s{i}", "fill": f"@s{i}"} for i in range(SERIES)},
     "curve": {"fill": "none"},
     "dashed": {"stroke-dasharray": "6 3"},

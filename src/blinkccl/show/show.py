@@ -1,7 +1,8 @@
 """Exhibits of plans and machines: pictures, words and tables, and further facts computed for them.
 
-For a plan these are the machine, if its name is a known one; the best rings for comparison; and a timeline, simulated
-for a size. Unavailable parts are replaced by a sentence. Of large plans a part is drawn, and the page says which.
+For a plan these are the machine, if its name is a known one; the best rings for comparison; and the transfers of a
+simulated call, for the player. Unavailable parts are replaced by a sentence. Of large plans a part is drawn, and the
+page says which.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from blinkccl.cost.simulate.translate import Settings
 from blinkccl.errors import BlinkError, TopologyError
 from blinkccl.show import words
 from blinkccl.show.beside import nccl_sentence, ring_sentence
-from blinkccl.show.charts import Span, timeline_picture
 from blinkccl.show.layout import UNFOLDED, sockets_of
 from blinkccl.show.page import Exhibit, Figure, Pair, Part, PlayerStage, Prose, Table
 from blinkccl.show.picture import Subject, line_numbers, machine_picture, name_of, subject_of
@@ -38,11 +38,11 @@ from blinkccl.units import size_text
 
 #: Limits on drawn shares of a plan, and on steps of their trees on the page.
 MOST_SHARES, MOST_STEPS = 64, 60_000
-#: Limit on steps of all trees for a simulation, and on transfers of a timeline, each of which adds bytes to the page.
+#: Limit on steps of all trees for a simulation, and on transfers in it, each of which adds bytes to the page.
 MOST_TIMED_STEPS, MOST_TRANSFERS = 1_000, 3_000
-#: Limits on rows of a timeline and of a table, and on ranks for a search of rings, whose cycles take seconds.
-MOST_ROWS, MOST_LISTED, MOST_RING_RANKS = 32, 100, 128
-#: Default size of a timeline.
+#: Limits on rows of a table, and on ranks for a search of rings, whose cycles take seconds.
+MOST_LISTED, MOST_RING_RANKS = 100, 128
+#: Default size of the simulated call.
 SIZE_BYTES = 64 << 20
 _RATES = "Rates are nominal link rates from the vendors."
 
@@ -183,16 +183,14 @@ def _stage(forest: Forest, on: Drawn, timed: TimedShow | str) -> tuple[PlayerSta
     shares = _moving(forest)
     drawn = shares[: _how_many(shares)]
     data: dict[str, object] = {"shares": [_steps(share, number) for share in drawn]}
-    timeline = None
     if not isinstance(timed, str):
-        timeline, moving = _timeline(timed, forest, drawn, number)
-        data |= moving
+        data |= _player_data(timed, forest, drawn, number)
     title = "The machine, and the load of its links"
     picture = machine_picture(on.topology, subject_of(forest), title=title, sockets=on.sockets)
     caption = f"{_RATES} Each direction of a link is a line of its own; its colour is how full it is."
     more = f"{len(drawn)} of {len(shares)} shares are drawn; the file has all." if len(drawn) < len(shares) else ""
     pictures = [share_picture(forest, share, i) for i, share in enumerate(drawn)]
-    return PlayerStage(Figure(picture, caption, "machine", on.large), pictures, more, timeline), data
+    return PlayerStage(Figure(picture, caption, "machine", on.large), pictures, more, "moves" in data), data
 
 
 def _how_many(shares: Sequence[Share]) -> int:
@@ -215,10 +213,10 @@ def _steps(share: Share, number: Mapping[tuple[int, int], int]) -> dict[str, obj
     return {"said": text, "up": links(share.reduce), "down": links(share.broadcast)}
 
 
-# Timelines.
+# Time.
 @dataclass(frozen=True)
 class TimedShow:
-    """A plan's predicted time, and the traced run for its timeline."""
+    """A plan's predicted time, and the traced run for the player."""
 
     seconds: float
     algbw_gb_per_s: float
@@ -251,43 +249,26 @@ def _timed_words(timed: TimedShow, size_bytes: int) -> str:
     )
 
 
-def _timeline(
+def _player_data(
     timed: TimedShow, forest: Forest, drawn: Sequence[Share], number: Mapping[tuple[int, int], int]
-) -> tuple[Figure, dict[str, object]]:
-    """The picture, and the script's data: per transfer its share, begin and end (of 10,000), and links."""
+) -> dict[str, object]:
+    """The script's data: per transfer its share, begin and end (of 10,000), and links."""
     run = timed.run
     trace, translation, seconds = run.outcome.trace, run.translation, run.seconds
     assert trace is not None  # The run was traced.
-    busy = {
-        arc: float(part)
-        for arc, part in zip(translation.links, run.outcome.busy_s.tolist(), strict=True)
-        if arc in number
-    }
-    fullest = sorted(sorted(busy, key=lambda arc: (-busy[arc], arc))[:MOST_ROWS])
-    row = {arc: i for i, arc in enumerate(fullest)}
-    label = {vertex.id: name_of(vertex) for vertex in forest.topology.vertices}
     moving = [i for i, share in enumerate(forest.shares) if any(tree.edges for tree in share.trees())]
     place = {i: n for n, i in enumerate(moving[: len(drawn)])}
-    spans, moves = [], []
+    moves = []
     columns = (trace.hop, trace.actor, trace.move_s, trace.end_s)
     for hop, actor, begin_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
         share = place.get(translation.actors[actor][1])
         if hop < 0 or share is None:
             continue
-        arcs = [arc for arc in pairwise(translation.legs[hop].path) if arc in number]
-        spans += [Span(row[arc], begin_s, end_s, share) for arc in arcs if arc in row]
+        arcs = [number[arc] for arc in pairwise(translation.legs[hop].path) if arc in number]
         begin, end = min(9999, int(begin_s / seconds * 10000)), round(end_s / seconds * 10000)
-        moves.append([share, begin, max(begin + 1, end), *(number[arc] for arc in arcs)])
-    names = [f"{label[u]} → {label[v]}" for u, v in fullest]
-    series = {i: f"share {i + 1}" for i in range(min(len(drawn), 6))}
-    title = f"Transfers over time, for {size_text(run.size_bytes)}"
-    less = f" The {len(fullest)} fullest of {len(busy)} links are shown." if len(busy) > len(fullest) else ""
-    again = " Colours repeat every six shares." if len(drawn) > 6 else ""
-    caption = f"Simulated: a bar is one chunk, or consecutive chunks, in transfer over the link.{less}{again}"
-    picture = timeline_picture(title, names, spans, seconds, series)
+        moves.append([share, begin, max(begin + 1, end), *arcs])
     factor, unit = (1e6, "µs") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1.0, "s")
-    clock = {"seconds": seconds, "scale": factor, "unit": unit, "digits": 1 if unit == "µs" else 3}
-    return Figure(picture, caption, "timeline"), {"moves": moves, **clock}
+    return {"moves": moves, "seconds": seconds, "scale": factor, "unit": unit, "digits": 1 if unit == "µs" else 3}
 
 
 # Comparison with rings.

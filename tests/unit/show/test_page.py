@@ -125,8 +125,8 @@ def test_the_document_has_the_content_of_the_page():
     assert document["summary"] == [{"term": "Fastest", "said": "5 GB/s."}]
 
 
-def test_one_picture_has_machine_trees_and_bars():
+def test_one_picture_has_machine_and_trees():
     shown = of_plan(plan("optimal", "dgx-1v", "1,4,5,6", "allreduce"), None)
     picture = exhibit_picture(shown)
     assert picture.width > 500
-    assert picture.height > 800
+    assert picture.height > 600

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from blinkccl.show import picture as pictures
-from blinkccl.show.charts import Curve, Span, curves_picture, timeline_picture
+from blinkccl.show.charts import Curve, curves_picture
 from blinkccl.show.layout import DrawnPlace, curve, layout
 from blinkccl.show.picture import (
     Subject,
@@ -306,13 +306,6 @@ def test_an_axis_of_less_than_a_power_of_ten_has_more_numbers():
 def test_one_size_is_a_point():
     picture = curves_picture("t", "GB/s", [Curve("one", [(1024, 2.0)])])
     assert any(isinstance(shape, Rect) for shape in flat(picture.shapes))
-
-
-def test_consecutive_chunks_are_one_bar():
-    spans = [Span(0, 0.0, 0.25, 1), Span(0, 0.25, 0.5, 1), Span(0, 0.9, 1.0, 1), Span(1, 0.5, 1.0, 2)]
-    picture = timeline_picture("t", ["a", "b"], spans, 1.0, {1: "share 2"})
-    bars = [s for s in flat(picture.shapes) if isinstance(s, Rect) and s.h not in (11,)]
-    assert len(bars) == 3
 
 
 def test_long_fractions_are_percentages():

@@ -49,7 +49,7 @@ def test_transfers_are_limited_and_listed_by_share():
     assert 0 < len(moves) <= MOST_TRANSFERS
     assert {move[0] for move in moves} == set(range(len(shown.data["shares"])))
     (stage,) = (part for part in shown.parts if isinstance(part, PlayerStage))
-    assert stage.timeline is not None
+    assert stage.plays
     for share, _, _, *links in moves:
         known = shown.data["shares"][share]
         assert set(links) <= {*known["up"], *known["down"]}
@@ -61,7 +61,7 @@ def test_a_large_plan_is_shown_in_part_with_a_remark():
     (stage,) = (part for part in shown.parts if isinstance(part, PlayerStage))
     assert len(stage.shares) == len(shown.data["shares"]) < len(forest.shares)
     assert stage.more == f"{len(stage.shares)} of {len(forest.shares)} shares are drawn; the file has all."
-    assert stage.timeline is None
+    assert not stage.plays
     assert summary_of(shown)["At a size"].startswith("Not simulated here")
 
 
