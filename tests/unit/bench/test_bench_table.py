@@ -17,24 +17,27 @@ COLUMNS = "\n".join(
     ]
 )
 TIMES = r" +[0-9.]+ +[0-9.]+ +[0-9.]+ +(?:0|N/A)"
+#: Titles of the columns that a probe of the memory adds, and their cells.
+BOUND = re.compile(r"  %bound  %bound$|             out      in$", re.MULTILINE)
+BOUNDS = r"(?: +[0-9.]+ +[0-9.]+)?"
 SMALL = ["-b", "1K", "-e", "4K", "-n", "2"]
 
 
 def test_header_columns_and_footer(blink):
     ended = blink("bench", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", *SMALL)
     assert ended.code == 0
-    assert COLUMNS in ended.out
-    head, _, body = ended.out.partition(COLUMNS)
+    head, columns, body = BOUND.sub("", ended.out).partition(COLUMNS)
+    assert columns
     assert (
-        "# nThread 4 nGpus 1 minBytes 1024 maxBytes 4096 step: 2(factor) warmup iters: 1 iters: 2 agg iters: 1 "
+        "# nThread 1 nGpus 4 minBytes 1024 maxBytes 4096 step: 2(factor) warmup iters: 1 iters: 2 agg iters: 1 "
         "validation: 1 graph: 0 unalign: 0\n"
     ) in head
     devices = re.findall(r"#  Rank  (\d) Group  0 Pid +\d+ on +\S+ device  (\d) \[0000:00:00\] \S", head)
-    assert devices == [("0", "1"), ("1", "4"), ("2", "5"), ("3", "6")]
+    assert devices == [("0", "0"), ("1", "1"), ("2", "2"), ("3", "3")]
     rows = body.splitlines()
     for row, size in zip(rows[:3], (1024, 2048, 4096), strict=True):
         assert row.startswith(f"{size:12d}  {size // 4:12d}  {'float':>8}  {'sum':>6}  {-1:6d}  ")
-        assert re.fullmatch(TIMES * 2, row[54:]), row
+        assert re.fullmatch(TIMES * 2 + BOUNDS, row[54:]), row
     assert rows[3] == "# Out of bounds values : 0 OK"
     assert re.fullmatch(r"# Avg bus bandwidth    : [0-9.e-]+", rows[4])
     assert rows[5:] == ["#", "# Collective test concluded: allreduce", "#"]
@@ -58,7 +61,7 @@ def test_count_and_root_are_those_of_nccl_tests(blink, collective, count, redop,
     ended = blink("bench", collective, "--topo", "dgx-1v", "--gpus", "4,5,6,7", "-b", "4K", "-n", "1", *chosen)
     row = next(line for line in ended.out.splitlines() if not line.startswith("#"))
     assert row.split()[:5] == ["4096", str(count), "float", redop, str(root)]
-    assert row.count("N/A") == (4 if collective == "alltoall" else 0)
+    assert row.count("N/A") in ((4, 5) if collective == "alltoall" else (0,))
 
 
 def test_blocks_are_whole_groups_of_16_bytes(blink):
@@ -87,7 +90,7 @@ def test_json_in_nccl_tests_shape(blink):
     fields = "start_time args env nccl_version config results out_of_bounds average_bus_bandwidth errors end_time"
     assert set(run) >= set(fields.split())
     assert set(run["results"][0]) == {"size", "count", "type", "redop", "root", "out_of_place", "in_place"}
-    assert set(run["results"][0]["in_place"]) == {"time", "alg_bw", "bus_bw", "nwrong", "median"}
+    assert set(run["results"][0]["in_place"]) >= {"time", "alg_bw", "bus_bw", "nwrong", "median"}
     assert run["out_of_bounds"] == {"count": 0, "okay": True}
     assert len(run["config"]["devices"]) == 3
     assert run["config"]["iters"] == 2
@@ -98,7 +101,7 @@ def test_json_on_stdout_is_one_object(blink):
     assert run["schema_version"] == 2
     assert run["collective"] == "alltoall"
     assert run["results"][0]["in_place"] is None
-    assert run["planned"]["rate"] == "3"
+    assert (run["algorithms"], run["topology"]) == (["auto"], "GPUs 0,1,2 of ring:3")
 
 
 def test_bus_bandwidth_follows_from_algorithm_bandwidth(blink):
