@@ -68,27 +68,6 @@ def test_random_programs_are_valid_and_equal_the_oracle(name: str, seed: int) ->
             assert difference(run, program, count=count, chunk_bytes=CHUNK_BYTES, in_place=in_place) is None
 
 
-@pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if row.missing is None])
-@examples(15)
-@given(seed=SEEDS)
-def test_every_engine_serves_any_valid_program(engine: str, seed: int) -> None:
-    program, _ = random_program(Random(seed))
-    for in_place in places(program):
-        assert (
-            difference(
-                ENGINES[engine].run,
-                program,
-                count=331,
-                dtype="float32",
-                op="avg",
-                chunk_bytes=CHUNK_BYTES,
-                in_place=in_place,
-                deadline_s=20,
-            )
-            is None
-        )
-
-
 def wild(random: Random, program: Program, count: int, dtype: str) -> list[np.ndarray | None]:
     """Data of many magnitudes, with rounding sums, zeros of both signs and some overflows.
 
