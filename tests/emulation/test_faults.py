@@ -387,12 +387,15 @@ def fails_again_and_again(comm: Communicator) -> None:
             comm.allreduce(np.ones(1 + 50_000 * (call % 3)))
 
 
-def test_a_script_that_fails_tells_the_others(tmp_path: Path, start: Start) -> None:
+@pytest.mark.parametrize(
+    ("wait", "heard"), [("False", "rank 0 ended with ValueError"), ("None", "rank 0 was lost: its process ended")]
+)
+def test_a_script_that_fails_tells_the_others(tmp_path: Path, start: Start, wait: str, heard: str) -> None:
     script = (
         "import sys, numpy as np, blinkccl\n"
         "comm = blinkccl.init()\n"
         "if comm.rank == 0:\n"
-        "    future = comm.allreduce(np.ones(3), wait=False)\n"
+        f"    {wait} is None or comm.allreduce(np.ones(3), wait={wait})\n"
         "    raise ValueError('a mistake')\n"
         "comm.recv(np.ones(3), 0)\n"
     )
@@ -411,7 +414,7 @@ def test_a_script_that_fails_tells_the_others(tmp_path: Path, start: Start) -> N
         for run in runs:
             run.kill()
     assert "ValueError: a mistake" in outputs[0]
-    assert "rank 0 ended with ValueError" in outputs[1]
+    assert heard in outputs[1]
 
 
 # ---- a user's Ctrl-C

@@ -288,13 +288,17 @@ def _factor(prepared: PreparedCall, scale: float | None) -> float | None:
 
 @atexit.register
 def _close_all() -> None:
-    """Leave all groups in order when the process exits; after an exception abort them, to wait for no rank."""
+    """Leave all groups in order when the process exits; after an exception abort those in a call, to wait for no rank.
+
+    Otherwise others learn of an exception from the end of this process, so a launcher does not name them as its cause.
+    """
     error = getattr(sys, "last_type", None)
     for group in list(_groups):
         with suppress(CommunicationError):
             if error is not None and group._executor.busy:
                 group.abort(f"rank {group.rank} ended with {error.__name__}")
-            group.close()
+            elif error is None:
+                group.close()
 
 
 def _forget_all() -> None:
