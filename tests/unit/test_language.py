@@ -39,7 +39,7 @@ STRUCK = {
 }
 #: Uses of a struck word as a name from elsewhere, or for the contents of files of an earlier version.
 ALLOWED = {
-    "gbps": re.compile(r"Gbps\b|\.replace\("),
+    "gbps": re.compile(r"Gbps\b|of an earlier blink|since version 2|Version 1 called|_renamed|\.replace\("),
 }
 _SUFFIXES = {".py", ".cpp", ".h", ".c", ".md", ".toml", ".txt", ".cmake", ".cu"}
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")

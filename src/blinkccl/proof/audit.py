@@ -11,6 +11,7 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.order import order_faults
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
+from blinkccl.schema import SCHEMA_VERSION, upgraded
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology
 from blinkccl.topology.plan_links import links_of, same_links
@@ -36,6 +37,7 @@ class Audit:
     program: Program | None
     faults: tuple[str, ...]
     scope: str
+    schema_version: int
 
     @property
     def ok(self) -> bool:
@@ -52,6 +54,7 @@ class Audit:
         verdict = self.verdict
         return {
             "ok": self.ok,
+            "plan_schema_version": self.schema_version,
             "collective": self.forest.collective.name,
             "algorithm": self.forest.algorithm,
             "ranks": list(self.forest.ranks),
@@ -79,7 +82,8 @@ def audit(
     caller gives a topology. TopologyError if the ranks are not connected on ``links`` of ``topology``.
     """
     try:
-        document = _with_topology(document, topology, links)
+        written_as = document.get("schema_version", SCHEMA_VERSION)
+        document = _with_topology(upgraded(document), topology, links)
         forest = from_document(document)
         verdict = check_plan(document, None if topology is None else to_document(topology))
         scope = _scope(forest, topology, links)
@@ -88,11 +92,11 @@ def audit(
     try:
         program = lower(forest)
     except ScheduleError as error:
-        return Audit(forest, verdict, None, (str(error),), scope)
+        return Audit(forest, verdict, None, (str(error),), scope, written_as)
     faults = violations(program, forest.topology)
     if not faults and forest.order is not None:
         faults = order_faults(program, forest.order)
-    return Audit(forest, verdict, program, tuple(faults), scope)
+    return Audit(forest, verdict, program, tuple(faults), scope, written_as)
 
 
 def _with_topology(document: dict[str, Any], machine: Topology | None, links: str | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from blinkccl.errors import ScheduleError
 from blinkccl.proof.bound import combining, refute
 from blinkccl.proof.meaning import Block, Requirement, meaning, wrong_ends
 from blinkccl.proof.reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, Walk, read_network, read_plan
+from blinkccl.proof.turns import written_out
 
 #: Kinds of vertices that can be ranks of a job.
 _RANK_KINDS = ("gpu", "cpu")
@@ -64,6 +65,7 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
     if violations:
         # Shares can be compared only with the semantics of valid ranks, root, src and dst.
         return Verdict(violations, None, None, False)
+    read = written_out(read, network)
     items = meaning(read.collective, read.ranks, read.ends)
     job = frozenset(read.ranks)
     joints = job | combining(network)

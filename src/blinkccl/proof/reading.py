@@ -7,7 +7,7 @@ The checker trusts no code that made the plan, so it has its own reader. This mo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -15,7 +15,7 @@ from math import lcm
 from typing import Any
 
 from blinkccl.errors import ScheduleError
-from blinkccl.schema import SCHEMA_VERSION
+from blinkccl.schema import READABLE, READABLE_PLANS, turns_fault, upgraded
 
 #: A block in the plan's notation: None, a rank's vertex id, or (source, destination).
 Block = int | tuple[int, int] | None
@@ -96,7 +96,10 @@ class ClaimedProof:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedPlan:
-    """A plan as stated in the JSON, with None for an absent optional statement."""
+    """A plan as stated in the JSON, with None for an absent optional statement.
+
+    ``turns`` has the cycles of each turn; () if the plan states every share and every load.
+    """
 
     collective: str
     ends: dict[str, int | None]
@@ -113,12 +116,13 @@ class ClaimedPlan:
     price: Fraction | None
     shares: tuple[PlanShare, ...]
     link_load: tuple[StatedLoad, ...]
+    turns: tuple[tuple[tuple[int, ...], ...], ...]
     network: GivenLinks | None
 
 
 def read_plan(data: object) -> ClaimedPlan:
     """The plan in ``data``. ScheduleError, with the JSON path, if a field is missing or has the wrong shape."""
-    plan = _versioned(data, "plan")
+    plan = upgraded(_versioned(data, "plan", READABLE_PLANS))
     shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_typed(plan, "shares", "", list)))
     _workable((share.weight for share in shares), "shares", "weights")
     topology = plan.get("topology")
@@ -138,13 +142,14 @@ def read_plan(data: object) -> ClaimedPlan:
         price=None if plan.get("price") is None else _fraction(plan, "price", ""),
         shares=shares,
         link_load=tuple(_load(entry, i) for i, entry in enumerate(_typed(plan, "link_load", "", list))),
+        turns=_turns(plan),
         network=None if topology is None else read_network(topology),
     )
 
 
 def read_network(data: object) -> GivenLinks:
     """The topology in ``data``, the JSON object of ``blink topo --json``. ScheduleError as in :func:`read_plan`."""
-    topology = _versioned(data, "topology")
+    topology = upgraded(_versioned(data, "topology", READABLE))
     kinds: dict[int, str] = {}
     combining: set[int] = set()
     part_of: dict[int, int] = {}
@@ -268,6 +273,28 @@ def _load(data: object, index: int) -> StatedLoad:
     return StatedLoad(where, arc, _fraction(entry, "load", where), _fraction(entry, "capacity", where))
 
 
+def _turns(plan: dict[str, Any]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    fault = turns_fault(plan)
+    if fault is not None:
+        raise ScheduleError(fault)
+    if "turns" not in plan:
+        return ()
+    return tuple(_cycles(turn, f"turns[{i}]") for i, turn in enumerate(_filled(plan, "turns", "")))
+
+
+def _cycles(data: object, where: str) -> tuple[tuple[int, ...], ...]:
+    cycles = _filled(_object(data, where), "cycles", where)
+    return tuple(_ids(cycle, f"{where}.cycles[{i}]", 2) for i, cycle in enumerate(cycles))
+
+
+def _filled(entry: dict[str, Any], key: str, where: str) -> list[Any]:
+    """The field ``key``, a list of at least one entry."""
+    value: list[Any] = _typed(entry, key, where, list)
+    if not value:
+        raise _expected(_join(where, key), "at least one entry", value)
+    return value
+
+
 def _workable(numbers: Iterable[Fraction], where: str, name: str) -> None:
     common = 1
     for number in numbers:
@@ -279,11 +306,11 @@ def _workable(numbers: Iterable[Fraction], where: str, name: str) -> None:
             )
 
 
-def _versioned(data: object, where: str) -> dict[str, Any]:
+def _versioned(data: object, where: str, readable: Sequence[int]) -> dict[str, Any]:
     entry = _object(data, where)
     version = _field(entry, "schema_version", where)
-    if type(version) is not int or version != SCHEMA_VERSION:
-        raise _expected(f"{where}.schema_version", str(SCHEMA_VERSION), version)
+    if type(version) is not int or version not in readable:
+        raise _expected(f"{where}.schema_version", " or ".join(map(str, readable)), version)
     return entry
 
 
@@ -338,9 +365,9 @@ def _optional_int(entry: dict[str, Any], key: str) -> int | None:
     return None if entry.get(key) is None else _int(entry, key, "")
 
 
-def _ids(values: object, where: str) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise _expected(where, "an array of vertex ids", values)
+def _ids(values: object, where: str, least: int = 0) -> tuple[int, ...]:
+    if not isinstance(values, list) or len(values) < least:
+        raise _expected(where, f"an array of {f'at least {least} ' if least else ''}vertex ids", values)
     for i, value in enumerate(values):
         if type(value) is not int or not 0 <= value < _MAX_ID:
             raise _expected(f"{where}[{i}]", "a vertex id", value)

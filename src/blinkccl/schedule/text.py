@@ -16,7 +16,7 @@ import msgspec
 from blinkccl.collectives.spec import Block, Collective
 from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
-from blinkccl.schema import SCHEMA_VERSION
+from blinkccl.schema import READABLE, SCHEMA_VERSION
 from blinkccl.trees.forest.model import digest
 
 _ROLE = attrgetter(*(field.name for field in fields(Role)))
@@ -141,6 +141,7 @@ class _RoleForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     receives: tuple[_Number, ...]
     sends: tuple[_Number, ...]
     own_operand_index: _Number = 0
+    turn: _Number | msgspec.UnsetType = _UNSET  # its name in schema_version 1
 
 
 class _ProgramForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -186,16 +187,18 @@ def from_json(text: str | bytes) -> Program:
         form = _DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ScheduleError(f"not a program: {error}") from None
-    if form.schema_version != SCHEMA_VERSION:
+    if form.schema_version not in READABLE:
+        versions = " or ".join(map(str, READABLE))
         raise ScheduleError(
-            f"not a program: expected schema_version {SCHEMA_VERSION}, got {form.schema_version} "
-            "- at `$.schema_version`"
+            f"not a program: expected schema_version {versions}, got {form.schema_version} - at `$.schema_version`"
         )
     spec = form.collective
     try:
         collective = Collective(spec.name, len(form.ranks), spec.root, spec.src, spec.dst)
     except UsageError as error:
         raise ScheduleError(f"not a program: {error} - at `$.collective`") from None
+    # Version 1 called the field turn.
+    roles = (r if r.turn is _UNSET else msgspec.structs.replace(r, own_operand_index=r.turn) for r in form.roles)
     return Program(
         collective,
         form.ranks,
@@ -206,7 +209,7 @@ def from_json(text: str | bytes) -> Program:
         ),
         tuple(Queue(q.src, q.dst, q.path, _home(q)) for q in form.queues),
         tuple(Channel(c.shares, c.slots, c.protocol) for c in form.channels),
-        tuple(Role(*_ROLE(role)) for role in form.roles),
+        tuple(Role(*_ROLE(role)) for role in roles),
         form.forest_hash,
         form.topology_hash,
         () if form.relays is _UNSET else form.relays,

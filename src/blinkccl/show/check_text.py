@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from blinkccl.proof.audit import Audit
 from blinkccl.proof.check import Verdict
 from blinkccl.schedule.program import Program
+from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.show.plan_text import ORDER_SHOWN, headline
 from blinkccl.show.text import Paint, count, plain, rate_text
 from blinkccl.trees.forest.model import Forest
@@ -20,6 +21,8 @@ def audit_text(audit: Audit, paint: Paint = plain) -> str:
     """The text of ``blink check``."""
     verdict, faults = audit.verdict, audit.faults
     lines = [headline(audit.forest)]
+    if audit.schema_version < SCHEMA_VERSION:
+        lines.append(f"        schema_version {audit.schema_version}, of an earlier blink: its gbps are GB/s")
     lines += _checker(audit.forest, verdict, paint, audit.scope)
     lines += _program(audit.program, faults, paint)
     if audit.ok:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from blinkccl.errors import TopologyError
-from blinkccl.schema import SCHEMA_VERSION, version_fault
+from blinkccl.schema import SCHEMA_VERSION, upgraded, version_fault
 from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES
 from blinkccl.topology.limits import MAX_GB_PER_S, MAX_NOTE, check_labels, shortened
 from blinkccl.topology.model import RANK_KINDS, Link, Topology, Vertex
@@ -156,9 +156,12 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
 
 
 def _decoded(raw: bytes, source: str) -> TopologyRecord:
-    """The record in ``raw``, after a check of its version."""
-    _check_version(msgspec.json.decode(raw, type=_Version).schema_version, source)
-    return msgspec.json.decode(raw, type=TopologyRecord)
+    """The record in ``raw``; version 1 is converted to version 2."""
+    version = msgspec.json.decode(raw, type=_Version).schema_version
+    _check_version(version, source)
+    if version == SCHEMA_VERSION:
+        return msgspec.json.decode(raw, type=TopologyRecord)
+    return msgspec.convert(upgraded(msgspec.json.decode(raw, type=dict[str, object])), TopologyRecord)
 
 
 def _check_version(version: object, source: str) -> None:

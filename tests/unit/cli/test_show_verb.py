@@ -105,7 +105,7 @@ def test_files_that_are_none(blink, tmp_path, content, message):
 def test_a_newer_version_is_refused(blink, planned):
     document = json.loads(planned.read_text())
     planned.write_text(json.dumps({**document, "schema_version": 9}))
-    blink("show", planned).assert_refused("schema_version 9; this blink reads 2")
+    blink("show", planned).assert_refused("schema_version 9; this blink reads 1, 2 and 3")
 
 
 def test_a_false_plan_is_not_shown(blink, planned, tmp_path):

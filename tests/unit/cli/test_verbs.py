@@ -179,6 +179,7 @@ def test_check_json(blink, tmp_path):
         "rate": document["bound"],
         "bound": document["bound"],
         "optimal": True,
+        "plan_schema_version": 2,
         "optimal_on": "the links that the plan lists",
         "violations": [],
     }

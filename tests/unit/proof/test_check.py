@@ -248,7 +248,9 @@ class TestTopologyBesideThePlan:
 #: Damage to the shape of a plan, and the message: such a plan is unreadable, not wrong.
 SHAPES: list[tuple[Callable[[Json], None], str]] = [
     (drop("rate"), "rate: missing"),
-    (put("schema_version", 3), "plan.schema_version: expected 2, got 3"),
+    (put("schema_version", 4), "plan.schema_version: expected 1 or 2 or 3, got 4"),
+    (put("schema_version", 3), "turns: missing, with schema_version 3"),
+    (put("turns", [{"cycles": [[0, 1]]}]), "turns: expected schema_version 3"),
     (put("collective", "allsum"), "collective: expected one of broadcast, "),
     (put("ranks", "1,4"), "ranks: expected an array, got '1,4'"),
     (put("ranks", 1, True), "ranks[1]: expected a vertex id, got True"),
@@ -322,6 +324,6 @@ def test_weights_without_a_common_denominator_are_refused() -> None:
 
 def test_the_checker_imports_no_other_part_of_blink() -> None:
     graph = grimp.build_graph("blinkccl", include_external_packages=True, cache_dir=None)
-    room = [f"blinkccl.proof.{name}" for name in ("check", "bound", "meaning", "reading")]
+    room = [f"blinkccl.proof.{name}" for name in ("check", "bound", "meaning", "reading", "turns")]
     allowed = {"blinkccl.errors", "blinkccl.schema", *room, *sys.stdlib_module_names}
     assert {name for module in room for name in graph.find_modules_directly_imported_by(module)} <= allowed

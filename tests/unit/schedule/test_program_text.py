@@ -87,7 +87,10 @@ def test_own_operand_index_is_written_and_may_be_left_out() -> None:
     form = json.loads(to_json(CHAIN))
     assert [role["own_operand_index"] for role in form["roles"]] == [0, 0, 1, 1, 0]
     for role in form["roles"]:
-        del role["own_operand_index"]
+        role["turn"] = role.pop("own_operand_index")  # as schema_version 1 had it
+    assert from_json(json.dumps(form | {"schema_version": 1})) == CHAIN
+    for role in form["roles"]:
+        del role["turn"]
     before = from_json(json.dumps(form))
     assert before == replace(CHAIN, roles=tuple(replace(r, own_operand_index=0) for r in CHAIN.roles))
 
@@ -123,7 +126,7 @@ def test_topology_names_take_no_part_in_its_hash() -> None:
 Change = Callable[[dict[str, Any]], object]
 
 MALFORMED: list[tuple[Change, str]] = [
-    (lambda f: f.update(schema_version=3), r"expected schema_version 2, got 3 - at `\$.schema_version`"),
+    (lambda f: f.update(schema_version=3), r"expected schema_version 1 or 2, got 3 - at `\$.schema_version`"),
     (lambda f: f.pop("rate"), "missing required field `rate`"),
     (lambda f: f.update(rate=1.5), r"Expected `str`, got `float` - at `\$.rate`"),
     (lambda f: f.update(rate="1/0"), r"divides by zero - at `\$.rate`"),

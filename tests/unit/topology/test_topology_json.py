@@ -69,7 +69,7 @@ def test_derived_fields_may_be_left_out() -> None:
         ('"measured"', '"hearsay"', "unknown provenance 'hearsay'"),
         ('"vertices": [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu", "server": 0}]', '"vertices": []', "no ranks"),
         ('"name": "pair"', '"nane": "pair"', "nane"),
-        ('"schema_version": 2', '"schema_version": 3', "schema_version 3; this blink reads 2"),
+        ('"schema_version": 2', '"schema_version": 3', "schema_version 3; this blink reads 1 and 2"),
         ('"links"', '"shares": [], "links"', "looks like a plan"),
         ("]}", "", "no JSON"),
     ],

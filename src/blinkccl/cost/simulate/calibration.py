@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 
 from blinkccl.errors import TopologyError
-from blinkccl.schema import version_fault
+from blinkccl.schema import upgraded, version_fault
 from blinkccl.topology.limits import MAX_FILE_BYTES, check_labels
 from blinkccl.topology.model import LINK_KINDS, Link, Topology
 
@@ -199,17 +199,16 @@ def calibration(name: str) -> Calibration:
 def parse_calibration(text: str, name: str) -> Calibration:
     """The calibration in ``text``; messages begin with ``name``."""
     try:
-        document = tomllib.loads(text)
-        fault = version_fault(document.get("schema_version"))
-        if fault is not None:
-            raise TopologyError(f"{name}: {fault}")
-        read = msgspec.convert(document, Calibration)
+        read = msgspec.convert(upgraded(tomllib.loads(text)), Calibration)
     except tomllib.TOMLDecodeError as error:
         raise TopologyError(f"{name}: not a TOML file: {error}") from None
     except msgspec.ValidationError as error:
         raise TopologyError(f"{name}: {error}; see blinkccl/cost/simulate/calibrations for examples") from None
     except (RecursionError, ValueError):
         raise TopologyError(f"{name}: not a calibration: nested too deeply, or a number with too many digits") from None
+    fault = version_fault(read.schema_version)
+    if fault is not None:
+        raise TopologyError(f"{name}: {fault}")
     check_labels(name, [("name", read.name), ("about", read.about), *(("machines:", each) for each in read.machines)])
     for fault in _faults(read):
         raise TopologyError(f"{name}: {fault}")

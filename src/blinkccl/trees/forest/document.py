@@ -16,22 +16,34 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from fractions import Fraction
-from math import lcm
+from math import lcm, prod
 from typing import Annotated, Any
 
 import msgspec
 
 from blinkccl.collectives.spec import COLLECTIVES, Block, Collective
 from blinkccl.errors import ScheduleError, TopologyError
-from blinkccl.schema import SCHEMA_VERSION, version_fault
+from blinkccl.schema import (
+    READABLE,
+    READABLE_PLANS,
+    SCHEMA_VERSION,
+    TURNED_VERSION,
+    turns_fault,
+    upgraded,
+    version_fault,
+)
 from blinkccl.topology import json_format
 from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Forest, Partition, Share, Tree
+from blinkccl.trees.forest.turns import orbits_of, read_expanded, read_turns
+from blinkccl.trees.packing.network import Arc
 
 #: Limits far above any honest plan (1,024 GPUs: 2·10⁶ edges), so that a broken file cannot fill memory.
 MAX_BYTES = 256 * 2**20
 MAX_SHARES = 1_000_000
+#: Most vertices in the hops of all shares: in a file without turns a vertex takes at least four bytes.
+MAX_VERTICES = MAX_BYTES // 4
 MAX_DIGITS = 200
 #: Most characters of an order: a thousand ranks take five thousand.
 MAX_ORDER = 2**20
@@ -87,6 +99,10 @@ class _Dual(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="d
     left: list[tuple[_Positive, _Ids]] = []
 
 
+class _TurnForm(msgspec.Struct, forbid_unknown_fields=True):
+    cycles: Annotated[_Edges, msgspec.Meta(min_length=1)]
+
+
 class _PlanForm(msgspec.Struct):
     # Unknown fields at the top are accepted: the command line adds statements that no forest holds.
     schema_version: int
@@ -102,6 +118,7 @@ class _PlanForm(msgspec.Struct):
     shares: Annotated[list[_Share], msgspec.Meta(max_length=MAX_SHARES)]
     link_load: list[_Load]
     topology: json_format.TopologyRecord
+    turns: Annotated[list[_TurnForm], msgspec.Meta(min_length=1)] | None = None
     root: _Id | None = None
     src: _Id | None = None
     dst: _Id | None = None
@@ -131,9 +148,10 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
     ScheduleError if a number has more than :data:`MAX_DIGITS` digits, which every reader refuses.
     """
     collective, ranks = forest.collective, forest.ranks
+    orbits = orbits_of(forest)
     ends = {key: getattr(collective, key) for key in ("root", "src", "dst")}
     document: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION if orbits is None else TURNED_VERSION,
         "collective": collective.name,
         **{key: None if rank is None else ranks[rank] for key, rank in ends.items()},
         "algorithm": forest.algorithm,
@@ -147,8 +165,9 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
         "depth": forest.depth,
         "trees": moving_shares(forest),
         **({} if forest.order is None else {"order": forest.order, "price": _text(forest.price)}),
-        "shares": [_share_document(share) for share in forest.shares],
-        "link_load": _link_load(forest),
+        **({} if orbits is None else {"turns": [{"cycles": list(map(list, turn.cycles))} for turn in orbits.turns]}),
+        "shares": [_share_document(share) for share in (forest if orbits is None else orbits).shares],
+        "link_load": _link_load(forest, sorted(forest.link_load) if orbits is None else orbits.links(forest.link_load)),
         "topology": json_format.to_document(forest.topology),
     }
     if plan_seconds is not None:
@@ -164,7 +183,7 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
     compares them. ScheduleError, with the place as in ``shares[3].broadcast[1]``, if the text is no JSON, a field is
     missing or has the wrong shape, or a limit is exceeded; also if ranks, root, src or dst name a missing vertex.
     """
-    plan = _convert(_of_our_version(loads(data) if isinstance(data, bytes) else data))
+    plan = _convert(_of_our_version(upgraded(loads(data) if isinstance(data, bytes) else data)))
     fault = label_fault(plan.algorithm)
     if fault is not None:
         raise ScheduleError(f"algorithm: {fault}")
@@ -175,6 +194,9 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
     ranks = _ranks(plan.ranks, topology)
     shares = tuple(_read_share(share) for share in plan.shares)
     _workable((share.weight for share in shares), "shares", "weights")
+    if plan.turns is not None:
+        turns = read_turns([turn.cycles for turn in plan.turns], ranks, topology.vertex)
+        shares = read_expanded(shares, turns, ranks, MAX_SHARES, MAX_VERTICES)
     return Forest(
         _collective(plan, ranks),
         ranks,
@@ -188,10 +210,13 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
 
 
 def stated_hops(document: dict[str, Any]) -> int:
-    """Number of hops of all trees of a plan; 0 if the document is no plan."""
+    """Number of hops of all trees of a plan, with the images of turned shares; 0 if the document is no plan."""
     try:
-        return sum(len(share[stage] or ()) for share in document["shares"] for stage in ("reduce", "broadcast"))
-    except (TypeError, LookupError):
+        images = prod(max(map(len, turn["cycles"])) for turn in document.get("turns", ()))
+        return images * sum(
+            len(share[stage] or ()) for share in document["shares"] for stage in ("reduce", "broadcast")
+        )
+    except (TypeError, LookupError, ValueError):
         return 0  # the reader reports the fault
 
 
@@ -233,10 +258,13 @@ def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
 def _of_our_version(data: dict[str, Any]) -> dict[str, Any]:
     """``data``. ScheduleError if its schema version is unknown, before any other field is read."""
     topology = data.get("topology")
-    for where, document in (("", data), ("topology: ", topology)):
-        fault = version_fault(document.get("schema_version")) if isinstance(document, dict) else None
+    for where, document, readable in (("", data, READABLE_PLANS), ("topology: ", topology, READABLE)):
+        fault = version_fault(document.get("schema_version"), readable) if isinstance(document, dict) else None
         if fault is not None:
             raise ScheduleError(where + fault)
+    fault = turns_fault(data)
+    if fault is not None:
+        raise ScheduleError(fault)
     return data
 
 
@@ -261,12 +289,12 @@ def _share_document(share: Share) -> dict[str, Any]:
     }
 
 
-def _link_load(forest: Forest) -> list[dict[str, Any]]:
+def _link_load(forest: Forest, links: Iterable[Arc]) -> list[dict[str, Any]]:
     # A wrong plan can be written too: a link that the topology lacks has capacity 0.
     capacity = {arc: link.capacity for arc, link in forest.topology.link.items()}
     return [
-        {"src": arc[0], "dst": arc[1], "load": _text(load), "capacity": str(capacity.get(arc, 0))}
-        for arc, load in sorted(forest.link_load.items())
+        {"src": arc[0], "dst": arc[1], "load": _text(forest.link_load[arc]), "capacity": str(capacity.get(arc, 0))}
+        for arc in links
     ]
 
 

@@ -25,11 +25,13 @@ Permutation = tuple[int, ...]
 class Symmetry:
     """A group of automorphisms ``moves``, the identity first. Every other move changes every terminal.
 
-    ``roots`` has the least terminal of each orbit.
+    ``roots`` has the least terminal of each orbit. ``turns`` generate the group: each move is a unique product of their
+    powers.
     """
 
     moves: tuple[Permutation, ...]
     roots: tuple[int, ...]
+    turns: tuple[Permutation, ...]
 
     @cached_property
     def home(self) -> dict[int, tuple[int, Permutation]]:
@@ -39,7 +41,7 @@ class Symmetry:
 
 def no_symmetry(network: FlowNetwork) -> Symmetry:
     """The identity alone: every terminal is its own orbit."""
-    return Symmetry((tuple(range(network.n)),), tuple(range(network.terminals)))
+    return Symmetry((tuple(range(network.n)),), tuple(range(network.terminals)), ())
 
 
 @lru_cache(maxsize=64)
@@ -47,7 +49,8 @@ def symmetry_of(network: FlowNetwork) -> Symmetry:
     """The largest group of digit rotations. Cost: a pass over all arcs per pair of stride and radix."""
     identity = tuple(range(network.n))
     moves = [identity]
-    for generator, radix in _generators(network):
+    turns = _generators(network)
+    for generator, radix in turns:
         powers = [identity]
         for _ in range(radix - 1):
             powers.append(_after(generator, powers[-1]))
@@ -58,7 +61,7 @@ def symmetry_of(network: FlowNetwork) -> Symmetry:
         if v not in covered:
             roots.append(v)
             covered.update(move[v] for move in moves)
-    return Symmetry(tuple(moves), tuple(roots))
+    return Symmetry(tuple(moves), tuple(roots), tuple(turn for turn, _ in turns))
 
 
 def _after(second: Permutation, first: Sequence[int]) -> Permutation:

@@ -154,7 +154,7 @@ def test_copies_of_a_p100_take_the_measured_time():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("schema_version = 2", "schema_version = 3"), "schema_version 3; this blink reads 2"),
+        (("schema_version = 2", "schema_version = 3"), "schema_version 3; this blink reads 1 and 2"),
         (("schema_version = 2", ""), "missing required field `schema_version`"),
         (("[engine]", "[engine"), "not a TOML file"),
         (("issue_us", "isue_us"), "unknown field `isue_us`"),

@@ -11,6 +11,8 @@ import pytest
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError
+from blinkccl.proof.audit import audit
+from blinkccl.proof.check import check_plan
 from blinkccl.topology.model import Topology
 from blinkccl.trees.forest import document
 from blinkccl.trees.forest.document import (
@@ -140,7 +142,8 @@ SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("shares", 1, "weight"), 0.5, "shares[1].weight: expected `str`, got `float`"),
     (("shares", 1, "block"), [1, 2, 3], "shares[1].block: expected `array` of length"),
     (("shares", 1, "share"), 1, "shares[1]: object contains unknown field `share`"),
-    (("schema_version",), 3, "schema_version 3; this blink reads 2"),
+    (("schema_version",), 4, "schema_version 4; this blink reads 1, 2 and 3"),
+    (("schema_version",), 3, "turns: missing, with schema_version 3"),
     (("ranks", 0), 2**70, "ranks[0]: expected `int` <= 2147483647, got a bigger number"),
     (("ranks", 0), -1, "ranks[0]: expected `int` >= 0, got -1"),
     (("ranks", 0), 9, "ranks[0]: 9 is no vertex of the topology"),
@@ -224,6 +227,29 @@ def test_a_number_too_long_for_every_reader_is_not_written() -> None:
     huge = replace(from_document(GOOD), rate=Fraction(10**200 + 1, 7))
     with pytest.raises(ScheduleError, match="more than 200 digits"):
         to_document(huge)
+
+
+def as_version_1(document: object) -> object:
+    """The document in the schema of blink 0.1."""
+    if isinstance(document, list):
+        return [as_version_1(entry) for entry in document]
+    if not isinstance(document, dict):
+        return document
+    old = {key.replace("gb_per_s", "gbps"): as_version_1(value) for key, value in document.items()}
+    return {**old, "schema_version": 1} if "schema_version" in document else old
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_plans_of_schema_version_1_are_read(path: Path) -> None:
+    now = json.loads(path.read_text())
+    old = as_version_1(now)
+    assert isinstance(old, dict)
+    assert "gb_per_s" not in json.dumps(old)
+    before = json.dumps(old)
+    assert from_document(old) == from_document(now)
+    assert check_plan(old) == check_plan(now)
+    assert audit(old).document() == {**audit(now).document(), "plan_schema_version": 1}
+    assert json.dumps(old) == before
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["collecting", "not collecting"])
