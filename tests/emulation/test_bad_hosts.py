@@ -148,6 +148,12 @@ def add_cable(hosts: Sequence[str]) -> None:
     for place, host in enumerate(hosts, 1):
         several_hosts.run(*f"ip -n {host} addr add 10.76.6.{place}/24 dev cable".split())
         several_hosts.run(*f"ip -n {host} link set cable up".split())
+    until = time.monotonic() + 10
+    for host in hosts:  # the kernel takes up to a second to call it up, and UCX refuses it before
+        show = f"ip -n {host} link show cable".split()
+        while "state UP" not in subprocess.run(show, capture_output=True, text=True, check=True).stdout:
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def test_a_network_that_carries_nothing_is_named_on_all(hosts: list[str]) -> None:
@@ -329,8 +335,11 @@ def test_ctrl_c_on_one_host_ends_the_ranks_of_all(start: Start, hosts: list[str]
     job.signal(3, signal.SIGINT)
     *others, own = job.values()
     assert own == "KeyboardInterrupt: "
+    # The signal may come between two short calls; rank 3 closes its communicator then.
+    between = "|rank 3 was lost: it closed its communicator" if elements == 5 else ""
+    expected = f"rank 3 was interrupted by KeyboardInterrupt{between}"
     for text in others:
-        assert "rank 3 was interrupted by KeyboardInterrupt" in text, text
+        assert re.search(expected, text), text
 
 
 def leaves_early(comm: Communicator, elements: int) -> Any:

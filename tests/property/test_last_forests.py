@@ -20,6 +20,7 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.shapes import laid_over
 from blinkccl.trees.algorithms.three_phase import LocalTree, cut_trees
 from blinkccl.trees.forest.model import Forest, Tree
+from blinkccl.trees.packing.equal_trees import LOSS
 from support.examples import examples
 from support.planned import asked, assert_sound, plan_or_reason
 
@@ -42,7 +43,8 @@ def gb_per_s(forest: Forest) -> Fraction:
 def assert_right_and_not_faster(forest: Forest, best: Forest) -> None:
     assert_sound(forest)
     assert violations(lower(forest), forest.topology) == []
-    assert gb_per_s(forest) <= gb_per_s(best)
+    assert gb_per_s(forest) <= best.bound * exact_unit(best.topology)
+    assert gb_per_s(forest) * (1 - LOSS) <= gb_per_s(best)  # short weights may cost a hundredth
 
 
 @pytest.mark.parametrize(("spec", "gpus"), CLUSTERS)
