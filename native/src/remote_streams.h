@@ -1,8 +1,8 @@
 // Byte streams to and from ranks on other hosts, over workers of UCX of their own; stream.cpp has those inside a host.
 //
 // A stream is cut into pieces, each with its place in the stream, so pieces may take different routes. A route has one hop
-// or more; the ranks between them forward its pieces, and need a thread in serve(). If such a rank leaves, the sender
-// repeats what it may have had on the direct route, and drops the route.
+// or more. The ranks between the hops forward its pieces, and need a thread in serve(). If such a rank leaves, the sender
+// drops the route and sends the pieces that may be lost again, on the direct route.
 //
 // Several threads of a rank use them, one per peer and direction. One of the waiting threads sleeps on the workers for all.
 #pragma once

@@ -82,7 +82,8 @@ for number in range(2):
         comm.barrier()
     if comm.rank == 3:
         break
-    time.sleep(0.5 * (number == 0))
+    if number == 0:
+        time.sleep(0.5)  # until rank 3 has left
 print(json.dumps({"wrong": wrong}))
 comm.close()
 """

@@ -167,7 +167,7 @@ class PointToPoint:
             return dict(self._counts)
 
     def flush(self, dst: int, deadline: float) -> None:
-        """Wait until all bytes to ``dst`` on another host have left, because no other thread would send the rest.
+        """Wait until ``dst`` on another host receives all bytes, because no other thread would send the rest.
 
         The first time, on all ranks at once, this waits for the connection. Raises DeadlineError after ``deadline``.
         """

@@ -485,8 +485,8 @@ blink_op* blink_bundle_op_of_blocks(blink_bundle* bundle, blink_comm* comm, cons
 // and direction; collectives may run at the same time. `large`: the bytes take all routes to a rank on another host.
 int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int large, int64_t wait_us);
 int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us);
-// Waits at most `wait_us` until all bytes written to `peer` have left this process. Returns 1, 0 at the timeout, or
-// −blink_code.
+// Waits at most `wait_us` until `peer` receives all bytes written to it, even if this rank leaves then. Returns 1, 0 at
+// the timeout, or −blink_code.
 int64_t blink_stream_flush(blink_comm* comm, int32_t peer, int64_t wait_us);
 // Adds a route for `share` of the bytes of large messages to `peer`: hop i leads over rail `rails[i]` to rank `ranks[i]`, the
 // last one `peer`. The ranks before it forward, while a thread of theirs is in blink_stream_serve(). Returns 0, or
