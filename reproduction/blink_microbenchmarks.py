@@ -22,13 +22,13 @@ from reproduction.traffic import CALIBRATION, measure, pattern
 
 PAGE = Page("A")
 
-COSTS = f"microbenchmark patterns, {CALIBRATION}, best chunk"
+COSTS = f"microbenchmark patterns, {CALIBRATION}, near-best chunk"
 #: Five fitted numbers reproduce the nine of Figs 7, 8, 24 and 26 within 7.1 %.
 FIT = 0.08
 
 
 def throughput(context: Context, name: str, breadth: int, size_bytes: int) -> float:
-    """GB/s of a traffic pattern at its best chunk."""
+    """GB/s of a traffic pattern at a chunk near the best."""
     return measure(pattern(name, breadth), size_bytes, context.calibration(CALIBRATION)).gb_per_s
 
 

@@ -17,7 +17,6 @@ from reproduction.jobs import (
     COPY_ENGINES,
     MB,
     SIZE_BYTES,
-    at_best_chunk,
     blink,
     conditions,
     nccl,
@@ -144,7 +143,7 @@ def _three_phases(_: Context) -> tuple[Value, ...]:
 def dgx_2_curves(context: Context, sizes: Sequence[int]) -> list[list[float]]:
     """Algbw in GB/s by size: of Blink's one-hop trees, and of both baselines of NCCL 2.4."""
     side, job = blink(context, "dgx-2", "allreduce", how="one_hop"), request("dgx-2", "allreduce")
-    curves = [[at_best_chunk(side, size) for size in sizes]]
+    curves = [[side.at(size).algbw_gb_per_s for size in sizes]]
     for baseline in BASELINES:
         prepared = nccl(context, job, "nccl-2.4-v100", baseline)
         curves.append([prepared.at(size).algbw_gb_per_s for size in sizes])
@@ -170,7 +169,7 @@ def _dgx_2_ratios(context: Context) -> tuple[Value, ...]:
     trees, *curves = dgx_2_curves(context, (*SMALL, *LARGE))
     for (baseline, what), rings in zip(BASELINES.items(), curves, strict=True):
         gains = [a / b for a, b in zip(trees, rings, strict=True)]
-        basis = f"one_hop plan, dgx-2, best chunk; {baseline} on nccl-2.4-v100 and nccl-2.4-v100-ll"
+        basis = f"one_hop plan, dgx-2, near-best chunk; {baseline} on nccl-2.4-v100 and nccl-2.4-v100-ll"
         latency, throughput = gains[: len(SMALL)], gains[len(SMALL) :]
         values += [
             Value(f"largest latency ratio, 1–8 KB, {what}", 3.32, max(latency), "×", TOLERANCE, basis=basis),
@@ -197,7 +196,7 @@ def crossings(context: Context) -> list[tuple[float, float, float]]:
         under = conditions(context, costs)
         side = planned("three_phase", plan("three_phase", spec, "allreduce", gpus), under)
         rings = nccl(context, request(spec, "allreduce", gpus), costs).at(100 * MB)
-        rates.append((rate / 8, at_best_chunk(side, 100 * MB), rings.algbw_gb_per_s))
+        rates.append((rate / 8, side.at(100 * MB).algbw_gb_per_s, rings.algbw_gb_per_s))
     return rates
 
 
@@ -212,7 +211,7 @@ def _fig_22b(context: Context) -> tuple[Value, ...]:
     rates = crossings(context)
     kept_up = min(blink_rate / network for network, blink_rate, _ in rates if network <= 300 / 8)
     most = max(blink_rate for _, blink_rate, _ in rates)
-    basis = f"three_phase plans, v100-copy-engine, best chunk; GPUs {FRAGMENTED}, 100 MB"
+    basis = f"three_phase plans, v100-copy-engine, near-best chunk; GPUs {FRAGMENTED}, 100 MB"
     by_gbit = {network * 8: nccl_gb_per_s for network, _, nccl_gb_per_s in rates}
     pcie = min(lane_gb_per_s(context.calibration("nccl-2.4-v100"), kind) for kind in ("pcie", "smp"))
     return (

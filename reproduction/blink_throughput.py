@@ -17,7 +17,6 @@ from reproduction.jobs import (
     EIGHT,
     SIZE_BYTES,
     all_timed,
-    at_best_chunk,
     basis_of,
     blink,
     conditions,
@@ -132,7 +131,7 @@ def _against_broadcast(context: Context) -> tuple[Value, ...]:
 
 def hybrid_split_gb_per_s(context: Context, ranks: int) -> tuple[float, float]:
     """Fig 21 by Eq 8: broadcast of 500 MB to the first GPUs over NVLink alone, and over NVLink and PCIe, GB/s."""
-    nvlink = at_best_chunk(blink(context, "dgx-1v", "broadcast", tuple(range(ranks))), SIZE_BYTES)
+    nvlink = blink(context, "dgx-1v", "broadcast", tuple(range(ranks))).at(SIZE_BYTES).algbw_gb_per_s
     split = hybrid_split(SIZE_BYTES, PCIE_GB_PER_S, nvlink, t_dpa_s(context, ranks))
     return nvlink, algbw_gb_per_s(SIZE_BYTES, float(split.seconds))
 

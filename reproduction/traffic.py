@@ -8,7 +8,7 @@ Three points are open in the text, and these are our choices:
 - MIMO and MCA have five GPUs; MCA has chains of two GPUs, and the sum stays at the center, which adds its own data.
 - If several streams meet, the throughput is the bytes over the busiest link divided by the time: a chain's size by its
   time, and all data that a fan-in's successor receives.
-- The chunk is the fastest one (:func:`~blinkccl.cost.simulate.chunk_search.best_chunk`). Each link has one stream.
+- The chunk is a good one (:func:`~blinkccl.cost.simulate.chunk_search.near_best`). Each link has one stream.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from itertools import pairwise
 
 from blinkccl.collectives.spec import Block, Collective
 from blinkccl.cost.simulate.calibration import Calibration
-from blinkccl.cost.simulate.chunk_search import Trial, best_chunk
-from blinkccl.cost.simulate.run import simulate
-from blinkccl.cost.simulate.translate import Settings
+from blinkccl.cost.simulate.chunk_search import Trial, near_best
+from blinkccl.cost.simulate.translate import Settings, frame
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.assembly import Assembly
@@ -42,16 +41,14 @@ Built = tuple[Topology, Program]
 
 
 def measure(traffic: Built, size_bytes: int, costs: Calibration, settings: Settings = ONE_STREAM_PER_LINK) -> Trial:
-    """The best chunk of a pattern and its throughput in GB/s: bytes over its busiest link by the time.
+    """A good chunk of a pattern and its throughput in GB/s: bytes over its busiest link by the time.
 
-    ``size_bytes`` is the data of each source of the pattern. Cost: 10 to 20 simulations.
+    ``size_bytes`` is the data of each source of the pattern.
     """
     network, program = traffic
-    whole = size_bytes * program.collective.total_blocks()
-    chunk_bytes = best_chunk(program, network, costs, whole, settings)
-    timed = simulate(program, network, costs, whole, chunk_bytes=chunk_bytes, settings=settings)
+    timed = near_best(frame(program, network, costs, settings), size_bytes * program.collective.total_blocks())
     carried = int(timed.translation.workload.link_bytes.max())
-    return Trial(chunk_bytes, algbw_gb_per_s(carried, timed.seconds) if timed.seconds else 0.0)
+    return Trial(timed.chunk_bytes, algbw_gb_per_s(carried, timed.seconds) if timed.seconds else 0.0)
 
 
 def _chain_forward(gpus: int) -> Built:

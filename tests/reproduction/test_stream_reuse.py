@@ -3,9 +3,9 @@
 import pytest
 
 from blinkccl.cost.simulate.calibration import calibration
-from blinkccl.cost.simulate.chunk_search import best_chunk
+from blinkccl.cost.simulate.chunk_search import near_best
 from blinkccl.cost.simulate.run import Simulation, simulate
-from blinkccl.cost.simulate.translate import Settings
+from blinkccl.cost.simulate.translate import Settings, frame
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.assembly import Assembly
@@ -75,14 +75,12 @@ def test_a_delayed_tree_costs_time_where_it_is_the_slower_one() -> None:
 
 
 def gaps(name: str, gpus: tuple[int, ...], algorithm_name: str, size_bytes: int = 500 * MB) -> dict[str, float]:
-    """Times at each mode's own best chunk, as multiples of the time with fair links and a stream per tree."""
+    """Times at each mode's own chunk, as multiples of the time with fair links and a stream per tree."""
     program, network = lowered(algorithm_name, "dgx-1v", name, gpus)
     modes = {"fair": FAIR, "unfair": UNFAIR, "reused": UNFAIR_REUSED, "fair reused": FAIR_REUSED}
     seconds = {}
     for label, settings in modes.items():
-        chunk_bytes = best_chunk(program, network, COSTS, size_bytes, settings)
-        run = simulate(program, network, COSTS, size_bytes, chunk_bytes=chunk_bytes, settings=settings)
-        seconds[label] = run.seconds
+        seconds[label] = near_best(frame(program, network, COSTS, settings), size_bytes).seconds
     return {label: value / seconds["fair"] for label, value in seconds.items()}
 
 

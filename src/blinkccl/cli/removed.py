@@ -37,6 +37,8 @@ REMOVED = {
     "sim --stepfactor": "blink sim -b 4K -e 1G always multiplies the size by 4",
     "sim -f": "blink sim -b 4K -e 1G always multiplies the size by 4",
     "sim --sharing": "blink sim reports by itself if fair sharing of links changes a time",
+    "sim --chunk best": "blink sim --code copies tries chunks near the pipeline model's by itself",
+    "sim --chunk model": "blink sim --code copies tries chunks near the pipeline model's by itself",
     "sim --streams": "blink sim --code copies always uses one stream per tree",
     "sim --channels": "blink sim --code copies always uses one channel per tree",
     "sim --equal-chunks": "blink sim --code copies --chunk SIZE",

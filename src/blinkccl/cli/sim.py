@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
+from blinkccl.cli.removed import refuse_removed
 from blinkccl.errors import UsageError
 from blinkccl.show.text import fit
 
@@ -100,9 +101,9 @@ Chunk = Annotated[
     str | None,
     Option(
         "--chunk",
-        metavar="SIZE|near|model|best|miad",
-        help="copies: size of a chunk, or its choice. near: the fastest near the pipeline model's (default); model: "
-        "the model's; best: the fastest of some 15 simulations; miad: the result of the search in Blink's paper.",
+        metavar="SIZE|near|miad",
+        help="copies: size of a chunk, or its choice. near: the fastest near the pipeline model's (default); miad: the "
+        "result of the search in Blink's paper.",
     ),
 ]
 Model = Annotated[
@@ -281,12 +282,13 @@ def _chunk(text: str) -> tuple[int | None, str]:
     from blinkccl.cost.baselines.candidate import CHUNK_CHOICES
     from blinkccl.cost.simulate.run import parse_size
 
+    refuse_removed(f"sim --chunk {text}")
     if text in CHUNK_CHOICES:
         return None, text
     chunk = parse_size("--chunk", text)
     if chunk < 1:
         raise UsageError("--chunk 0: expected at least one byte")
-    return chunk, "model"
+    return chunk, "near"
 
 
 def _job_of_plan(path: Path, spec: str | None) -> tuple[Request, Forest]:

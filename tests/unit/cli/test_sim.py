@@ -181,14 +181,13 @@ def test_jobs_that_cannot_be_timed(blink, tmp_path: Path, monkeypatch, arguments
     assert not list(tmp_path.iterdir())
 
 
-def test_a_searched_chunk_is_no_slower(blink) -> None:
+def test_the_papers_search_ends_near_the_best_chunk(blink) -> None:
     seconds = {}
-    for choice in ("model", "best", "miad"):
+    for choice in ("near", "miad"):
         job = ["broadcast", "--topo", "dgx-1v", "--algo", "blink", "--size", "16M", "--chunk", choice, "--json"]
         (row,) = json.loads(blink("sim", *job).out)["sizes"][0]["algorithms"]
         seconds[choice] = row["seconds"]
-    assert seconds["best"] <= min(seconds.values())
-    assert seconds["miad"] < 1.5 * seconds["best"]
+    assert seconds["near"] <= seconds["miad"] < 1.5 * seconds["near"]
 
 
 def test_a_training_step_with_each_allreduce(blink) -> None:

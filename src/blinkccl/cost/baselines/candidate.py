@@ -11,7 +11,7 @@ from typing import Protocol
 
 from blinkccl.cost.simulate import calibration as calibrations
 from blinkccl.cost.simulate.calibration import Calibration
-from blinkccl.cost.simulate.chunk_search import best_chunk, near_best, search
+from blinkccl.cost.simulate.chunk_search import near_best, search
 from blinkccl.cost.simulate.run import Simulation, simulate_frame
 from blinkccl.cost.simulate.translate import Frame, Settings, frame
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
@@ -24,7 +24,7 @@ from blinkccl.trees.forest.model import Forest
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 #: Ways to select a chunk where the caller gives none.
-CHUNK_CHOICES = ("near", "model", "best", "miad")
+CHUNK_CHOICES = ("near", "miad")
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,13 @@ class TimedPlan:
     def _run(self, size_bytes: int) -> Simulation:
         """A run with the chunk of the conditions."""
         conditions = self.conditions
-        if conditions.chunk_bytes is not None or conditions.chunk_choice == "model":
+        if conditions.chunk_bytes is not None:
             return simulate_frame(self.frame, size_bytes, conditions.chunk_bytes)
         if conditions.chunk_choice == "near":
             return near_best(self.frame, size_bytes)
         job = self.program, self.forest.topology, conditions.calibration, size_bytes
-        if conditions.chunk_choice == "best":
-            chunk_bytes = best_chunk(*job, settings=conditions.settings)
-        else:
-            chunk_bytes = search(*job, settings=conditions.settings)[-1].chunk_bytes
-        return simulate_frame(self.frame, size_bytes, chunk_bytes)
+        searched = search(*job, settings=conditions.settings)[-1]
+        return simulate_frame(self.frame, size_bytes, searched.chunk_bytes)
 
     def at(self, size_bytes: int) -> Estimate:
         """The plan's estimate for S bytes; raises as :meth:`simulate`."""

@@ -2,8 +2,7 @@
 
 The closed form of :func:`~blinkccl.cost.simulate.run.best_chunk_bytes` covers one tree on its own links. For trees that
 share links its time may be a third too long: the links of a ring are busy from the first chunk on, so smaller chunks
-fill no gap. :func:`near_best` therefore tries doubles and halves of it in every choice. :func:`best_chunk` is for
-callers without a limit on simulations.
+fill no gap. :func:`near_best` therefore tries doubles and halves of it.
 
 :func:`search` uses only iterations of the job, as a running job does: multiplicative increase, additive decrease
 (Blink, MLSys 2020, §4.2.1). :class:`Miad` is this search as a pure state machine. It gets a throughput and returns the
@@ -27,15 +26,13 @@ doubles, and is steady after four iterations. The details that Blink leaves open
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from ctypes import Structure, byref
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil
 
 from blinkccl.cost.simulate import kernel
 from blinkccl.cost.simulate.calibration import Calibration
 from blinkccl.cost.simulate.run import (
-    ITEMSIZE,
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
     Simulation,
@@ -44,7 +41,7 @@ from blinkccl.cost.simulate.run import (
     simulate,
     simulate_frame,
 )
-from blinkccl.cost.simulate.translate import Frame, Settings, frame
+from blinkccl.cost.simulate.translate import Frame, Settings
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Topology
@@ -55,8 +52,6 @@ KIB, MIB = 1024, 1024 * 1024
 TRIAL_BUDGET = 1_000_000
 #: Factor by which half the chunk must be faster, because its simulation costs twice as much.
 _WORTH = 1.01
-#: Factors of the climb's steps, from coarse to fine.
-_STRIDES = (2.0, 2.0**0.5, 2.0**0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,73 +187,11 @@ def near_best(of: Frame, size_bytes: int, most_bytes: int = MOST_CHUNK_BYTES) ->
     return whole if whole.seconds < best.seconds else best
 
 
-def best_chunk(
-    program: Program,
-    network: Topology,
-    calibration: Calibration,
-    size_bytes: int,
-    settings: Settings | None = None,
-    budget: int = TRIAL_BUDGET,
-) -> int:
-    """The fastest chunk of a hill climb, in bytes.
-
-    From the closed form √(S·α·β / (d − 1)) the search climbs by factors of 2, √2 and ⁴√2 while that is faster. The
-    time jumps where the number of chunks changes, so at the end the search tries chunks that cut the largest slice into
-    equal parts, a few parts more or fewer. Chunks with more tasks than ``budget`` are not tried; if the closed form has
-    more, it is the result.
-
-    The result is never slower than the closed form. Cost: 10 to 20 simulations. On the 46 allocations of a DGX-1V it
-    saves about 1 % of the closed form's time up to 16 MB, and less above. Single cases save up to a tenth.
-    """
-    of = frame(program, network, calibration, settings)
-    seconds_of: dict[int, float] = {}
-
-    def seconds(chunk_bytes: int) -> float:
-        if chunk_bytes not in seconds_of:
-            seconds_of[chunk_bytes] = inf
-            if _tasks(of, size_bytes, chunk_bytes) <= budget:
-                seconds_of[chunk_bytes] = simulate_frame(of, size_bytes, chunk_bytes).seconds
-        return seconds_of[chunk_bytes]
-
-    best = _climb(seconds, best_chunk_bytes(program, network, calibration, size_bytes))
-    for chunk_bytes in _equal_parts(program, size_bytes, best):
-        if seconds(chunk_bytes) < seconds(best):
-            best = chunk_bytes
-    return best
-
-
 def _tasks(of: Frame, size_bytes: int, chunk_bytes: int) -> int:
     """The tasks of a run with that chunk."""
     return bind_bytes(of.program, size_bytes, chunk_bytes, of.settings.even_chunks).tasks
 
 
-def _climb(seconds: Callable[[int], float], start: int) -> int:
-    """The chunk at which no step up or down is faster."""
-    best = start
-    for stride in _STRIDES:
-        while True:
-            around = min((_clamp(best * stride), _clamp(best / stride)), key=seconds)
-            if seconds(around) >= seconds(best):
-                break
-            best = around
-    return best
-
-
-def _equal_parts(program: Program, size_bytes: int, near_bytes: int) -> list[int]:
-    """Chunks that cut the largest slice into equal parts, about as large as ``near_bytes``."""
-    bound = bind_bytes(program, size_bytes, near_bytes)
-    largest = max((extent.length for extent in bound.extents), default=0) * ITEMSIZE
-    parts = largest // near_bytes
-    chunks = []
-    for count in range(max(1, parts - 2), parts + 4):
-        chunks.append(_clamp(_aligned(largest / count)))
-    return list(dict.fromkeys(chunks))
-
-
 def _aligned(chunk_bytes: float) -> int:
     """``chunk_bytes`` rounded up to the alignment."""
     return ceil(chunk_bytes / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-def _clamp(chunk_bytes: float) -> int:
-    return int(min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, chunk_bytes)))
