@@ -71,7 +71,7 @@ Links = Annotated[
     Option(
         "--links",
         metavar="fast|pcie|staged|all",
-        help="fast: NVLink, xGMI or C2C, and PCIe only if a server has none of these; between servers the network. "
+        help="fast: NVLink or xGMI, and PCIe only if a server has none of these; between servers the network. "
         "pcie: PCIe alone. staged: PCIe through the hosts' memories. all: every link. Default: the first that connects "
         "the GPUs.",
     ),

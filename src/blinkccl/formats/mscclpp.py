@@ -34,6 +34,7 @@ from blinkccl.formats.mscclpp_switch import allreduce_gpus, combining_switch
 from blinkccl.formats.registry import Choices, File
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role
+from blinkccl.topology.memories import store_fault
 from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms.registry import ALGORITHMS
 from blinkccl.trees.algorithms.request import Request
@@ -67,6 +68,7 @@ def write(program: Program, forest: Forest, _machine: Topology | None, choices: 
     """
     if choices.chunks is not None and choices.chunks < 1:
         raise UsageError(f"--chunks {choices.chunks}: expected at least 1")
+    _check_paths(program, forest.topology)
     try:
         chunked = Chunked(program, choices)
         text = _proved(_texts(chunked, forest))
@@ -80,6 +82,19 @@ def write(program: Program, forest: Forest, _machine: Topology | None, choices: 
     if program.collective.root is not None:
         notes.append(f"valid only for calls with root {program.collective.root}, which the format does not record")
     return (File("mscclpp.json", text, "; ".join(notes)),)
+
+
+def _check_paths(program: Program, topology: Topology) -> None:
+    """Refuse a queue of one server whose path its channel does not take: MSCCL++ stores straight from GPU to GPU."""
+    for number, queue in enumerate(program.queues):
+        ends = queue.path[0], queue.path[-1]
+        if len({topology.vertex[end].server for end in ends}) == 1:
+            fault = store_fault(topology, queue.path)
+            if fault is not None:
+                raise UnsupportedError(
+                    f"queue {number}, from GPU {ends[0]} to GPU {ends[1]}: {fault}, so a channel of MSCCL++ cannot "
+                    "reach the plan's rate; plan with --links fast, or with --topo of a machine without this link"
+                )
 
 
 def pack(machine: Topology, ranks: tuple[int, ...], choices: Choices) -> tuple[File, ...]:

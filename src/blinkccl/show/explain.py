@@ -33,6 +33,7 @@ from blinkccl.show.beside import choice_document, in_switch, in_switch_sentence
 from blinkccl.show.plan_text import certificate_lines
 from blinkccl.show.sim_text import decided_document, not_here_text, summary_text
 from blinkccl.show.text import gb_per_s_text, ids, rate_text, seconds_text
+from blinkccl.trees.algorithms.bounds import bound_gb_per_s
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.tables import BUILT_IN, GPUS, NCCL, Cell, MeasuredTable, Way, cell_at, read
 from blinkccl.trees.forest.model import Forest
@@ -131,7 +132,9 @@ def explain_text(explanation: Explanation, why: bool = False) -> str:
     size = f"{size_text(explanation.size_bytes)} ({explanation.size_bytes:,} bytes)"
     head = f"{request.collective.name} of {size} among GPUs {ids(request.ranks)} of {request.topology.name}"
     network = explanation.auto.forest.topology
-    of_bound = best.estimate.algbw_gb_per_s / (float(explanation.auto.forest.bound) * network.unit_gb_per_s)
+    stated = float(explanation.auto.forest.bound) * network.unit_gb_per_s
+    part = f"{best.estimate.algbw_gb_per_s / stated:.0%}"
+    whole = "" if network == request.network else _whole_bound_text(request)
     lines = [
         head,
         explanation.code.about(explanation.conditions),
@@ -140,7 +143,7 @@ def explain_text(explanation: Explanation, why: bool = False) -> str:
         *_fastest_lines(explanation.choice),
         *_measured_lines(explanation),
         f"nccl    {_nccl_text(explanation.nccl, explanation)}",
-        f"bound   {rate_text(explanation.auto.forest.bound, network)} at any size, {of_bound:.0%} of it at this one",
+        f"bound   {whole}{rate_text(explanation.auto.forest.bound, network)} at any size, {part} of it at this one",
         *certificate_lines(explanation.auto.forest),
     ]
     combined = in_switch(request, explanation.auto.forest)
@@ -152,6 +155,12 @@ def explain_text(explanation: Explanation, why: bool = False) -> str:
     if explanation.auto.absent:
         text += f"\n{not_here_text(explanation.auto.absent, why, '--why')}"
     return text
+
+
+def _whole_bound_text(request: Request) -> str:
+    """The bound of all links of the job, where kernels use fewer of them."""
+    bound = gb_per_s_text(bound_gb_per_s(request))
+    return f"{bound} on --links {request.links}; for kernels, without links that lead only into a processor's memory, "
 
 
 def _library_text(row: ChoiceRow | str) -> str:
@@ -235,7 +244,9 @@ def explain_document(explanation: Explanation) -> dict[str, Any]:
         "nccl": {"why_not": explanation.nccl}
         if isinstance(explanation.nccl, str)
         else {"how": explanation.nccl.words, "seconds": explanation.nccl.seconds},
-        "bound_gb_per_s": float(forest.bound) * forest.topology.unit_gb_per_s,
+        "bound_gb_per_s": bound_gb_per_s(request)
+        if forest.topology != request.network
+        else float(forest.bound) * forest.topology.unit_gb_per_s,
         "in_switch_gb_per_s": combined.algbw_gb_per_s
         if isinstance(combined := in_switch(request, forest), Forest)
         else None,

@@ -11,6 +11,7 @@ import msgspec
 from blinkccl.cost.baselines.candidate import Conditions, Estimate
 from blinkccl.cost.baselines.registry import JobCandidates, moves_nothing, wins
 from blinkccl.cost.choice.candidates import Code
+from blinkccl.cost.choice.programs import stores_bound_gb_per_s
 from blinkccl.cost.simulate.timeline import Summary
 from blinkccl.show.charts import Curve, curves_picture
 from blinkccl.show.shapes import Picture
@@ -35,6 +36,9 @@ def head_text(field: JobCandidates, code: Code, conditions: Conditions) -> str:
         f"{code.about(conditions)}; links fifo{streams}",
         f"no schedule of trees on {links} is faster than {gb_per_s_text(field.bound_gb_per_s)} (nominal rates)",
     ]
+    stores = None if code.gpu is None or field.of_plan else stores_bound_gb_per_s(request)
+    if stores is not None:
+        lines.append(f"kernels use no link that leads only into a processor's memory: at most {gb_per_s_text(stores)}")
     return "\n".join(lines) + "\n"
 
 

@@ -141,7 +141,7 @@ _LANE_GB_PER_S = {"xgmi": (50, 64), "nvlink": (25, 20)}
 _MOST_NVLINKS, _NVLINK5_GB_PER_S = 18, 50
 _MARK = {"nvlink": "NV", "xgmi": "XGMI"}
 #: Kinds from near to far; a path through transit vertices has the class of its farthest link.
-_NEARNESS = {"nvlink": 0, "xgmi": 0, "c2c": 0, "shm": 1, "pcie": 2, "smp": 3, "net": 4}
+_NEARNESS = {"nvlink": 0, "xgmi": 0, "c2c": 1, "shm": 1, "pcie": 2, "smp": 3, "net": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +271,9 @@ def _cell(way: _Way | None, lanes: dict[str, Fraction]) -> str:
     if way is None:
         return "-"
     if way.far == 0 and way.hosts == 0:
-        return f"{_MARK[way.kind]}{int(way.gb_per_s / lanes[way.kind])}" if way.kind in _MARK else "C2C"
-    if way.far == _NEARNESS["shm"]:
-        return "SHM"
+        return f"{_MARK[way.kind]}{int(way.gb_per_s / lanes[way.kind])}"
+    if way.far == _NEARNESS["shm"] and (way.kind == "shm" or way.hosts == 0):
+        return way.kind.upper()
     if way.far <= _NEARNESS["pcie"]:
         return "PHB" if way.hosts else "PIX" if way.switches <= 1 else "PXB"
     return "SYS" if way.far == _NEARNESS["smp"] else "NET"

@@ -21,8 +21,9 @@ RANK_KINDS = ("gpu", "cpu")
 TRANSIT_KINDS = ("switch", "nic", "host", "memory")
 VERTEX_KINDS = RANK_KINDS + TRANSIT_KINDS
 LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "smp", "net", "shm")
-#: Kinds that ``--links fast`` prefers inside a server.
-FAST_KINDS = ("nvlink", "xgmi", "c2c", "shm")
+#: Kinds that ``--links fast`` prefers inside a server. C2C is left out. It joins a GPU to its processor, and no
+#: store goes through the processor to another GPU.
+FAST_KINDS = ("nvlink", "xgmi", "shm")
 PROVENANCES = (
     *("catalog", "declared", "nvml", "measured", "nvidia-smi", "rocm-smi", "amd-smi", "lstopo", "nccl-xml"),
     *("synthetic", "host"),

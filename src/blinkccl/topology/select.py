@@ -30,8 +30,8 @@ def network_for(
     the greatest common divisor of all links *of the selected kinds* in the whole topology, so it does not depend on
     the allocation: on the NVLinks of a DGX-1V it is one lane, 25 GB/s.
 
-    - ``"fast"``: within a server, NVLink, xGMI, C2C or shared memory if these join two of its ranks, else PCIe and the
-      bus between sockets. Beside fast links that end in the processors (AC922), that bus is included, as it continues
+    - ``"fast"``: within a server, NVLink, xGMI or shared memory if these join two of its ranks, else PCIe and the bus
+      between sockets. Beside fast links that end in the processors (AC922), that bus is included, as it continues
       them. ``"pcie"``: only PCIe and that bus, without NVLink. ``"staged"``: the same through the hosts' memories
       (:func:`~blinkccl.topology.memories.staged`), which needs no peer access between GPUs. ``"all"``: everything; PCIe
       is staged if fast links join all ranks of its server. Every choice includes network links if the ranks span

@@ -15,7 +15,7 @@ from blinkccl.cost.baselines.nccl import prepare_nccl_24, prepare_nccl_24_as_wri
 from blinkccl.cost.baselines.staged import prepare_host_staged, prepare_plain_ring
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError, did_you_mean
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.trees.algorithms.bounds import certificate_for
+from blinkccl.trees.algorithms.bounds import bound_gb_per_s
 from blinkccl.trees.algorithms.path_table import PairSplits
 from blinkccl.trees.algorithms.registry import ALGORITHMS, NOT_RUN, Algorithm, algorithm
 from blinkccl.trees.algorithms.request import Request
@@ -92,14 +92,16 @@ class JobCandidates:
 
     @cached_property
     def bound_gb_per_s(self) -> float:
-        """The proved bound on algbw at nominal rates of the request's links; a plan with other links may exceed it."""
+        """The proved bound on algbw at nominal rates of the request's links; a plan with other links may exceed it.
+
+        Kernels may use fewer links, on which the certificate of ``optimal`` is smaller than what ``blink plan`` states.
+        """
+        request = self.request
         stated = "optimal" if not self.of_plan else self.prepared[0].name
         optimal = next((one.forest for one in self.prepared if one.name == stated), None)
-        if optimal is not None:
+        if optimal is not None and (self.of_plan or optimal.topology == request.network):
             return float(optimal.certificate.bound * exact_unit(optimal.topology))
-        request = self.request
-        proof = certificate_for(request.collective, request.ranks, request.network)
-        return float(proof.bound * exact_unit(request.network))
+        return bound_gb_per_s(request)
 
 
 def enter(

@@ -19,6 +19,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
 from blinkccl.topology.memories import without_memory_links
 from blinkccl.topology.model import Topology
+from blinkccl.trees.algorithms.bounds import bound_gb_per_s
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest
 
@@ -134,6 +135,12 @@ def on_stores(request: Request) -> Request:
     except TopologyError:
         return request
     return direct
+
+
+def stores_bound_gb_per_s(request: Request) -> float | None:
+    """The proved bound on the links that kernels store over, where these are fewer than the job's links; else None."""
+    direct = on_stores(request)
+    return None if direct.network == request.network else bound_gb_per_s(direct)
 
 
 def compiled(name: str, forest: Forest, blocks: int, counted: CountedLinks) -> CandidateProgram:

@@ -14,8 +14,10 @@ from fractions import Fraction
 from functools import lru_cache
 
 from blinkccl.collectives.spec import Collective
+from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms.rank_network import RankNetwork, rank_network_of
+from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.trees.packing import clock, equal_trees
 from blinkccl.trees.packing.bottleneck import allgather_rate, gather_rate
@@ -44,6 +46,12 @@ def certificate_for(collective: Collective, ranks: tuple[int, ...], topology: To
     if collective.name == "allreduce":
         return _allreduce(view)
     return cut_certificate(collective, view, _side(collective, view.network))
+
+
+def bound_gb_per_s(request: Request) -> float:
+    """The proved bound on algbw, in GB/s at nominal rates, of any plan on the links of ``request``."""
+    network = request.network
+    return float(certificate_for(request.collective, request.ranks, network).bound * exact_unit(network))
 
 
 def _side(collective: Collective, network: FlowNetwork) -> tuple[int, ...]:

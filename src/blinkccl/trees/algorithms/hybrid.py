@@ -134,7 +134,7 @@ def class_plan(request: Request, links: str) -> Forest:
             f"{ALGORITHM} sends over NVLink and PCIe, but --links {request.links} selects PCIe alone; leave "
             "--links out, or use --algo optimal"
         )
-    name = "NVLink (or xGMI, C2C)" if links == "fast" else "PCIe"
+    name = "NVLink (or xGMI)" if links == "fast" else "PCIe"
     one = replace(request, links=links)
     try:
         network = one.network
