@@ -210,7 +210,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=2.0, help="seconds in which all must have heard (default 2)")
     parser.add_argument("--hosts", action="store_true", help="ranks on two hosts (needs root, ip and tc)")
     arguments = parser.parse_args()
-    CONTEXT.set_forkserver_preload(["blinkccl.runtime.communicator", "blinkccl.runtime.store"])
+    CONTEXT.set_forkserver_preload(["blinkccl.runtime.communicator", "blinkccl.runtime.store", "several_hosts"])
     rng = random.Random(arguments.seed)
     tallies = {work: Tally() for work in ([arguments.only] if arguments.only else WORK)}
     began = time.monotonic()
