@@ -1,5 +1,5 @@
-// The simulator's kernel: the steps of tests/support/reference_kernel.py, with the same bits. The decisions are
-// explained there; the comments here cover only the differences.
+// The simulator's kernel: for links in turn the steps of tests/support/reference_kernel.py, with the same bits. The
+// decisions are explained there; the comments here cover the differences and fair sharing.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -415,6 +415,7 @@ class Fair {
         load_(run.w.links),
         open_(run.w.links) {}
 
+  // True if transfers began or ended since the last sharing; share() is called before time advances.
   bool stale() const { return !dirty_.empty(); }
   bool overtaken(Id task, std::int64_t number) const { return flow_of_[task] < 0 || flow(task).number != number; }
   void ask(Id task, double ready_s) { run_.schedule(ready_s, Kind::move, task); }
@@ -454,6 +455,7 @@ class Fair {
     }
   }
 
+  // New speeds for all transfers on links that transfers connect to the changed links.
   void share() {
     joined();
     fill();
@@ -496,6 +498,7 @@ class Fair {
     dirty_.push_back(link);
   }
 
+  // The dirty links with all links connected to them by transfers (links_), and these transfers (tasks_).
   void joined() {
     ++round_;
     links_.swap(dirty_);
@@ -519,6 +522,7 @@ class Fair {
     for (const Id link : links_) marked_[link] = false;
   }
 
+  // Progressive filling: the link with the least rate per weight sets the speed of its transfers, and so on.
   void fill() {
     for (const Id link : links_) {
       left_[link] = run_.w.rates[link];
@@ -531,7 +535,7 @@ class Fair {
         load_[*link] += run_.w.weight[hop];
       }
     }
-    double level = 0.0;
+    double level = 0.0;  // never decreases from round to round, except by rounding
     for (std::size_t done = 0; done < tasks_.size();) {
       Id tightest = -1;
       double least = 0.0;

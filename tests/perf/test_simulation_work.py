@@ -11,7 +11,6 @@ from blinkccl.cost.simulate import kernel
 from blinkccl.cost.simulate.calibration import calibration
 from blinkccl.cost.simulate.run import bind_bytes, simulate
 from blinkccl.cost.simulate.translate import Settings, translate
-from support import reference_kernel
 from support.timed import lowered
 
 SIZE = 1 << 22
@@ -59,7 +58,7 @@ def test_translating_takes_no_work_per_chunk(algo: str, name: str) -> None:
 def test_the_benchmark_counts_hops() -> None:
     job = simulation.Kernels("small", "dgx-1v", "ring", 2)
     work = simulation.workload(job, "fair")
-    assert simulation.hops_per_s(reference_kernel.run, work, "fair", 1) > 0
+    assert simulation.hops_per_s(kernel.run, work, "fair", 1) > 0
     assert kernel.run(work, "fair").transfers == work.transfers
     assert [len(simulation.connected_allocations(name)) for name in simulation.MACHINES] == [46, 14]
     assert (len(simulation.SIZES), len(simulation.COLLECTIVES), len(simulation.ALGORITHMS)) == (8, 2, 3)

@@ -1,34 +1,28 @@
 """The kernel: discrete events over a :class:`~blinkccl.cost.simulate.workload.Workload`, in plain Python.
 
 Tests compare :mod:`blinkccl.cost.simulate.kernel` with this definition: the same steps in the same order, and the same
-bits, about 20 times slower.
+bits, about 20 times slower. Links serve one transfer after the other (fifo): the first link of a path in the order of
+requests, others on arrival. SimGrid is the oracle for fair sharing (``tests/simgrid``).
 """
 
 from collections import deque
 from dataclasses import fields
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from blinkccl.cost.simulate.workload import SHARINGS, Outcome, Trace, Workload, dtype_of, not_live
-from blinkccl.errors import InternalError
-from support.reference_links import LANDED, MOVE, FairLinks, FifoLinks, Links, rows
+from blinkccl.cost.simulate.workload import Floats, Ints, Outcome, Trace, Workload, dtype_of, not_live
 
-#: Kinds of events in addition to those of the links.
-_START, _FIRED, _ARRIVED = range(2, 5)
+#: Kinds of events. MOVE: a transfer begins on a link that has another after it; LANDED: its last byte has arrived.
+_START, _FIRED, _ARRIVED, _MOVE, _LANDED = range(5)
 _OUTSIDE, _RECEIVING, _EXECUTING, _SENDING, _DONE = range(5)
 
 
-def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outcome:
-    """Time ``workload`` with links of ``sharing``; ``traced`` also records every task.
-
-    Cost: fifo O(tasks · log tasks). fair also, per begin or end of a transfer, the sharing of all links that other
-    transfers connect to its own.
-    """
-    if sharing not in SHARINGS:
-        raise InternalError(f"unknown sharing {sharing!r}; expected one of {', '.join(SHARINGS)}")
-    state = _Run(workload, sharing == "fair", traced)
+def run(workload: Workload, traced: bool = False) -> Outcome:
+    """Time ``workload``; ``traced`` also records every task. Cost: O(tasks · log tasks)."""
+    state = _Run(workload, traced)
     state.loop()
     return state.outcome()
 
@@ -36,7 +30,7 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
 class _Run:
     """One run. It uses lists instead of arrays: access to single elements is twice as fast."""
 
-    def __init__(self, workload: Workload, fair: bool, traced: bool) -> None:
+    def __init__(self, workload: Workload, traced: bool) -> None:
         self.workload, self.traced = workload, traced
         actors, hops = workload.actors, workload.hops
         count = len(actors.chunks)
@@ -59,6 +53,13 @@ class _Run:
         for hop in self.frees:
             if hop >= 0:
                 self.is_read[hop] = True
+        # Links. The state of a moving transfer is stored by hop, because a stream has one at a time.
+        self.path, self.rate = rows(hops.path_of, hops.path), workload.rates.tolist()
+        self.free_s, self.last = [0.0] * len(self.rate), [-1] * len(self.rate)
+        #: Number of links that a transfer has reserved, and its end on them.
+        self.place, self.reserved_s = [0] * len(self.path), [0.0] * len(self.path)
+        #: The last wait on its path: its end, and the transfer waited for.
+        self.wait: list[tuple[float, int]] = [(0.0, -1)] * len(self.path)
         # Streams and pools.
         self.waiting: list[deque[int]] = [deque() for _ in range(workload.streams)]
         self.busy = [False] * workload.streams
@@ -79,7 +80,6 @@ class _Run:
         #: Actors that got a free slot; they continue before the next event.
         self.ready: deque[int] = deque()
         self.scheduled = self.landed = self.fired = 0
-        self.links: Links = FairLinks(self) if fair else FifoLinks(self)
         for actor, start_s in enumerate(actors.start_s.tolist()):
             if self.stage[actor] != _DONE:
                 self.schedule(start_s, _START, actor)
@@ -90,21 +90,15 @@ class _Run:
 
     def loop(self) -> None:
         """Process the events in order until none is left."""
-        while True:
-            if self.links.stale and (not self.events or self.events[0][0] > self.now):
-                self.links.share()
-            if not self.events:
-                break
-            at_s, number, kind, what = heappop(self.events)
-            if kind == LANDED and self.links.overtaken(what, number):
-                continue
+        while self.events:
+            at_s, _, kind, what = heappop(self.events)
             self.now = at_s
             if kind == _START:
                 self.current = -1
                 self.stage[what] = _RECEIVING
                 self.advance(what)
-            elif kind == MOVE:
-                self.links.begin(what)
+            elif kind == _MOVE:
+                self.reserve(what, self.now)
             elif kind == _ARRIVED:
                 self.current = what
                 hop = self.hop[what]
@@ -129,7 +123,6 @@ class _Run:
         self.landed += 1
         self.end_s[task] = self.now
         hop = self.hop[task]
-        self.links.end(task)
         pool = self.pool[hop]
         if pool >= 0:
             if self.asking[pool]:
@@ -237,7 +230,35 @@ class _Run:
         """Begin a transfer that has its stream and its engine."""
         self.begin_s[task] = self.now
         self.cause[task] = self.current
-        self.links.ask(task, self.now + self.latency[self.hop[task]])
+        hop, ready_s = self.hop[task], self.now + self.latency[self.hop[task]]
+        self.place[hop], self.reserved_s[hop], self.wait[hop] = 0, ready_s, (0.0, -1)
+        if self.path[hop]:
+            self.reserve(task, ready_s)
+        else:
+            self.move_s[task] = ready_s
+            self.schedule(ready_s, _LANDED, task)
+
+    def reserve(self, task: int, at_s: float) -> None:
+        """Reserve the next link of a transfer's path from ``at_s`` on."""
+        hop = self.hop[task]
+        path, place = self.path[hop], self.place[hop]
+        link = path[place]
+        start = at_s
+        if self.free_s[link] > start:
+            start = self.free_s[link]
+            self.wait[hop] = start, self.last[link]
+        if place == 0:
+            self.move_s[task] = start
+        until = start + self.bytes_of(task) / self.rate[link]
+        self.free_s[link], self.last[link] = until, task
+        if until > self.reserved_s[hop]:
+            self.reserved_s[hop] = until
+            self.held_s[task], self.holder[task] = self.wait[hop]
+        self.place[hop] = place + 1
+        if place + 1 == len(path):
+            self.schedule(self.reserved_s[hop], _LANDED, task)
+        else:
+            self.schedule(start, _MOVE, task)
 
     def bytes_of(self, task: int) -> float:
         actor = self.actor[task]
@@ -260,3 +281,10 @@ class _Run:
         named = zip(fields(Trace), (*times, self.cause, self.holder, self.held_s), strict=True)
         columns: list[Any] = [np.asarray(values, dtype_of(column)) for column, values in named]
         return Trace(*columns)
+
+
+def rows(starts: Ints, values: Ints | Floats) -> list[list[int]]:
+    """Return the rows of a table in compressed form."""
+    bounds = starts.tolist()
+    flat = values.tolist()
+    return [flat[a:b] for a, b in pairwise(bounds)]
