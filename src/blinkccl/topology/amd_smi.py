@@ -13,8 +13,9 @@ Bandwidth     NUMA BW TABLE                     MB/s of one link and of all link
 ============  ================================  =====================================================================
 
 Two GPUs have a direct link if the pair has a bandwidth. Some drivers give none (0-0 everywhere); there, a direct link
-has the weight of one link. Sources: AMD's documentation of both tools, and remarks of AMD's engineers on hops in the
-projects' issue trackers.
+has the weight of one link, and its rate follows from the product's name (``--showproductname``) or from a full mesh of
+eight, which is an MI300X or later. The two dies of an MI250 are neighbours and have four links. Sources: AMD's
+documentation of both tools, and remarks of AMD's engineers on hops in the projects' issue trackers.
 """
 
 from __future__ import annotations
@@ -25,16 +26,20 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from blinkccl.errors import TopologyError
+from blinkccl.topology import nccl_constants as nccl
 from blinkccl.topology import pcie_tree
 from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.gpu_models import GpuModel, gpu_model, names_in
 from blinkccl.topology.launchers import MANY_NODES, of_one_node, without_escapes
 from blinkccl.topology.limits import MAX_GB_PER_S, MAX_MATRIX_DEVICES, at, shortened
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import ids_text
 from blinkccl.topology.stated import NOTHING, Stated
 
-#: GB/s of one xGMI link, of PCIe 4 ×16 and of the bus between processors, in MI200 servers.
-XGMI_GB_PER_S, PCIE_GB_PER_S, SMP_GB_PER_S = 50, 24, 16
+#: GB/s of one xGMI link and of the bus between processors, in MI200 servers.
+XGMI_GB_PER_S, SMP_GB_PER_S = 50, 16
+#: xGMI links between the two dies of an MI250.
+_LINKS_OF_DIES = 4
 _ROCM = re.compile(r"\s*=+ (?:(Weight|Hops|Link Type|Link accessibility) between two GPUs|(Bandwidth)) =+\s*")
 _AMD = re.compile(r"\s*(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:\s*")
 _TABLES = {"link type": "type", "link accessibility": "access", "numa bw": "bandwidth"}
@@ -66,6 +71,18 @@ class Dump:
     tool: str
     tables: dict[str, AmdTable]
     numa: tuple[str, ...]
+    products: tuple[str, ...] = ()
+
+    def model(self) -> tuple[GpuModel | None, str]:
+        """The GPUs' product and its source in words; (None, "") if neither names nor links imply it."""
+        if self.products:
+            return gpu_model(self.products[0]), self.products[0]
+        gpus = range(len(self.numa))
+        cells, weights = self.tables["type"].cells, {self.number("weight", a, b) for a in gpus for b in gpus if a < b}
+        mesh = len(gpus) == 8 and all(cells[a][b] == "XGMI" for a in gpus for b in gpus if a != b)
+        if mesh and len(weights) == 1 and None not in weights:
+            return gpu_model("MI300X"), "a full mesh of eight: MI300X or later"
+        return None, ""
 
     def number(self, table: str, a: int, b: int) -> int | None:
         """A numeric cell (for a bandwidth: the sum of all links); None without the table or a number."""
@@ -127,7 +144,7 @@ def read_dump(text: str, source: str) -> Dump:
                 f"this table lists {' '.join(table.names)}, but the table of link types lists {' '.join(names)}",
             )
     tool = "amd-smi" if any(map(_AMD.fullmatch, lines)) else "rocm-smi"
-    return Dump(source, tool, tables, _numa(lines, len(names)))
+    return Dump(source, tool, tables, _numa(lines, len(names)), names_in(lines))
 
 
 def _key(line: str) -> str:
@@ -202,9 +219,17 @@ def _add_xgmi(box: Assembly, dump: Dump, stated: Stated) -> None:
     else:
         least = min(dump.number("weight", *pair) or 0 for pair in pairs)
         direct = [pair for pair in pairs if (dump.number("weight", *pair) or 0) == least]
-        rate = stated.rate(box, "xgmi", "the xGMI link of two GPUs", XGMI_GB_PER_S, "one link of an MI200")
+        model, basis = dump.model()
+        usual = None if model is None else model.lane_gb_per_s
+        rate = stated.rate(box, "xgmi", "an xGMI link", usual or XGMI_GB_PER_S, basis if usual else "MI200")
+        dies = [(a, b) for a, b in direct if model is not None and model.dies == 2 and a % 2 == 0 and b == a + 1]
         for a, b in direct:
-            box.join(a, b, rate, "xgmi")
+            box.join(a, b, rate * (_LINKS_OF_DIES if (a, b) in dies else 1), "xgmi")
+        if dies:
+            box.notes.append(
+                f"{_named(dies)}: assumed to be two dies of one module, with {_LINKS_OF_DIES} xGMI links; other pairs "
+                "with one, as the weights do not count links"
+            )
         if "weight" not in dump.tables:
             box.notes.append("every xGMI pair is assumed to have a direct link, as there is no table of weights")
     if len(direct) < len(pairs):
@@ -255,7 +280,10 @@ def _add_pcie(box: Assembly, dump: Dump, stated: Stated) -> None:
         box.notes.append(
             f"GPU {ids_text(gpus)} are assumed to share one processor: no cell or NUMA node says otherwise"
         )
-    rate = stated.rate(box, "pcie", "the PCIe link of a GPU", PCIE_GB_PER_S, "generation 4 ×16")
+    model, _ = dump.model()
+    generation = 4 if model is None else model.pcie
+    usual = nccl.pcie_gb_per_s(nccl.PCI_SPEED_OF[generation], nccl.PCI_DEFAULT_WIDTH)
+    rate = stated.rate(box, "pcie", "the PCIe link of a GPU", usual, f"generation {generation} ×16")
     smp = stated.rate(box, "smp", "the bus between processors", SMP_GB_PER_S) if len(hosts) > 1 else SMP_GB_PER_S
     alone = [[gpu] for gpu in gpus]
     pcie_tree.attach(box, hosts, alone, alone, len(gpus), rate, smp)

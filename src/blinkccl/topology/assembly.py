@@ -15,6 +15,8 @@ MAX_VERTICES = 4096
 MAX_LINKS = 100_000
 #: Least GB/s per GPU to NVSwitches with in-network reduction: 18 lanes of an H100 pass, 12 lanes of an A100 do not.
 COMBINING_GB_PER_S = 400
+#: Least compute capability of GPUs whose NVSwitches reduce: Hopper.
+COMBINING_SM = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,12 @@ class Assembly:
     links: dict[tuple[int, int], Rated] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, kind: str, name: str = "", server: int = 0) -> int:
+    def add(self, kind: str, name: str = "", server: int = 0, sm: int | None = None) -> int:
         """Add one vertex with the next free id, and return that id; TopologyError beyond :data:`MAX_VERTICES`."""
         number = len(self.vertices)
         if number >= MAX_VERTICES:
             raise TopologyError(f"{self.name}: more than {MAX_VERTICES} vertices, which is the limit")
-        self.vertices.append(Vertex(number, kind, server, name))
+        self.vertices.append(Vertex(number, kind, server, name, sm=sm))
         return number
 
     def add_many(self, kind: str, count: int, name: str, server: int = 0) -> list[int]:
@@ -78,7 +80,8 @@ class Assembly:
     def finish(self) -> Topology:
         """The topology; its unit is the greatest common divisor of the rates.
 
-        Switches get ``combines`` if NVLink joins them to a GPU with at least :data:`COMBINING_GB_PER_S` in total.
+        Switches get ``combines`` if NVLink joins them to a Hopper or later GPU. Where compute capabilities are unknown,
+        a GPU with at least :data:`COMBINING_GB_PER_S` in total counts as one.
         """
         unit = common_unit(rate.gb_per_s for rate in self.links.values())
         links = tuple(
@@ -97,8 +100,12 @@ class Assembly:
         whole: dict[int, Fraction] = {}
         for gpu, _, gb_per_s in ports:
             whole[gpu] = whole.get(gpu, Fraction(0)) + gb_per_s
-        combine = {switch for gpu, switch, _ in ports if whole[gpu] >= COMBINING_GB_PER_S}
+        combine = {switch for gpu, switch, _ in ports if self._combines(gpu, whole[gpu])}
         return tuple(replace(vertex, combines=vertex.id in combine) for vertex in self.vertices)
+
+    def _combines(self, gpu: int, gb_per_s: Fraction) -> bool:
+        sm = self.vertices[gpu].sm
+        return gb_per_s >= COMBINING_GB_PER_S if sm is None else sm >= COMBINING_SM
 
 
 def exact_unit(topology: Topology) -> Fraction:
@@ -120,7 +127,7 @@ def copies(
         for server, (name, machine) in enumerate(servers):
             for old in sorted(v.id for v in machine.vertices if machine.is_transit(v.id) == transit):
                 vertex = machine.vertex[old]
-                ids[server][old] = box.add(vertex.kind, f"{name}/{vertex.label}", server)
+                ids[server][old] = box.add(vertex.kind, f"{name}/{vertex.label}", server, vertex.sm)
     for number, (_, machine) in zip(ids, servers, strict=True):
         _copy_links(box, machine, number, nic_gb_per_s)
     box.notes.extend(dict.fromkeys(note for _, machine in servers for note in machine.notes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,6 +27,7 @@ class VertexRecord(msgspec.Struct, forbid_unknown_fields=True):
     name: str = ""
     part_of: int | None = None
     combines: bool = False
+    sm: Annotated[int, msgspec.Meta(ge=10, le=999)] | None = None
 
 
 class LinkRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,7 +84,7 @@ def to_document(topology: Topology) -> dict[str, Any]:
     """``topology`` as plain dictionaries and lists, in the order of the schema."""
     lists = {key: list(msgspec.to_builtins(getattr(topology, key))) for key in ("vertices", "links", "notes")}
     for entry in (*lists["vertices"], *lists["links"]):
-        for key in ("part_of", "combines", "read_capacity", "by"):
+        for key in ("part_of", "combines", "sm", "read_capacity", "by"):
             if key in entry and (entry[key] in (None, "") or entry[key] is False):
                 del entry[key]
     return {
@@ -148,7 +149,7 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
         Link(x.src, x.dst, x.capacity, x.kind, _gb_per_s(record, i, source), x.provenance, x.read_capacity, x.by)
         for i, x in enumerate(record.links)
     )
-    vertices = tuple(Vertex(v.id, v.kind, v.server, v.name, v.part_of, v.combines) for v in record.vertices)
+    vertices = tuple(Vertex(v.id, v.kind, v.server, v.name, v.part_of, v.combines, v.sm) for v in record.vertices)
     try:
         return Topology(record.name, record.unit_gb_per_s, vertices, links, tuple(record.notes))
     except TopologyError as error:

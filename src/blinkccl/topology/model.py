@@ -37,6 +37,7 @@ class Vertex:
     ``part_of``: the id of the whole vertex, if this vertex is one of the paths through it; else None.
     ``combines``: a switch with in-network reduction and multicast (NVLink SHARP, SHARP). Only the plans of
     :mod:`blinkccl.trees.algorithms.in_switch` use it; all others treat the switch as forwarding.
+    ``sm``: compute capability of an NVIDIA GPU times ten (90 for 9.0), None if the source does not imply it.
     """
 
     id: int
@@ -45,6 +46,7 @@ class Vertex:
     name: str = ""
     part_of: int | None = None
     combines: bool = False
+    sm: int | None = None
 
     @property
     def label(self) -> str:

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from blinkccl.topology.gpu_models import gpu_model
+
 #: NCCL's speed of a PCIe lane in 100 Mb/s, by transfer rate in GT/s; times width / 80 it gives GB/s.
 PCI_SPEED = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
+#: The same by generation, 1 to 6.
+PCI_SPEED_OF = dict(enumerate(PCI_SPEED.values(), 1))
 PCI_DEFAULT_SPEED, PCI_DEFAULT_WIDTH = 60, 16
 #: Bus id of an NVSwitch that a virtual machine hides; the second is its form in dumps.
 HIDDEN_NVSWITCH = ("fffffff:ffff:ff", "fffffff:ff:ff.0")
@@ -26,7 +30,15 @@ def nvlink_lane_gb_per_s(sm: int) -> int:
     """Nominal GB/s per direction of one NVLink of a GPU with compute capability ``sm`` (70 for 7.0)."""
     if sm < 70:
         return 20
+    if sm == 86:
+        return 14
     return 25 if sm < 100 else 50
+
+
+def xgmi_gb_per_s(gcn: str) -> Fraction:
+    """Nominal GB/s per direction of one xGMI link of a GPU called ``gcn`` ("gfx942"); that of MI200 if unknown."""
+    model = gpu_model(gcn)
+    return Fraction(50) if model is None or model.lane_gb_per_s is None else model.lane_gb_per_s
 
 
 def smp_gb_per_s(arch: str, vendor: str, model: int) -> int:

@@ -1,7 +1,9 @@
-"""Reader of NCCL's topology XML (``NCCL_TOPO_FILE``, ``NCCL_TOPO_DUMP_FILE``).
+"""Reader of NCCL's and RCCL's topology XML (``NCCL_TOPO_FILE``, ``NCCL_TOPO_DUMP_FILE``).
 
 Processors become hosts, PCI bridges become switches, and all NVSwitch chips become one switch (as in NCCL, whose files
-hold several servers only if NVLink spans them). A ``<nic>`` becomes a NIC joined to its nearest GPUs on PCIe.
+hold several servers only if NVLink spans them). A ``<nic>`` becomes a NIC joined to its nearest GPUs on PCIe. RCCL's
+files have version 2 and xGMI links; there ``sm`` counts compute units, and ``gcn`` names the architecture. A note names
+each element that is not read.
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ from blinkccl.topology.limits import MAX_GB_PER_S, at
 from blinkccl.topology.model import Topology
 from blinkccl.topology.xml_tree import Element, parse_xml
 
+#: Versions of the format: NCCL's and RCCL's.
+_VERSIONS = ("1", "2")
+_WORDS = {"nvlink": "NVLink", "xgmi": "xGMI link"}
+_ELEMENTS = ("system", "cpu", "pci", "gpu", "nvlink", "xgmi", "c2c", "nic", "net")
+#: PCIe speeds that mean nothing, as sysfs writes them for devices without a link.
+_UNKNOWN_SPEED = re.compile(r"unknown( speed)?", re.IGNORECASE)
 _COMPLETE = (
     "NCCL completes such a file at run time; run any NCCL program on that machine with "
     "NCCL_TOPO_DUMP_FILE=complete.xml, and give complete.xml instead"
@@ -53,7 +61,7 @@ def parse(text: str, source: str = "NCCL XML") -> Topology:
     """The machine that an NCCL topology file describes.
 
     GPUs get ids in the order of ``dev`` (server by server, if ``host_hash`` distinguishes servers). Rates are
-    nominal: NVLink 20, 25 or 50 GB/s a lane by compute capability, PCIe by NCCL's width × speed / 80,
+    nominal: NVLink 20, 25 or 50 GB/s a lane by compute capability, xGMI by ``gcn``, PCIe by NCCL's width × speed / 80,
     networks as in the file.
 
     Raises
@@ -69,12 +77,13 @@ def parse(text: str, source: str = "NCCL XML") -> Topology:
     _find_gpus(reading, root)
     for gpu in reading.gpus:
         label = f"GPU{gpu.attributes['dev']}"
-        reading.vertex[gpu] = reading.box.add("gpu", label, reading.server[gpu])
+        reading.vertex[gpu] = reading.box.add("gpu", label, reading.server[gpu], _compute_capability(reading, gpu))
     hosts = _add_pcie(reading, root)
     _join_hosts(reading, hosts)
     _add_nvlinks(reading)
     _add_c2c(reading)
     _add_nics(reading, root)
+    _note_unknown(reading, root)
     return reading.box.finish()
 
 
@@ -88,8 +97,31 @@ def _check_root(root: Element, source: str) -> None:
         )
     if root.tag != "system":
         raise at(source, root.line, f"the root is <{root.tag}>, expected <system>, as NCCL_TOPO_DUMP_FILE writes it")
-    if root.attributes.get("version", "1") != "1":
-        raise at(source, root.line, f"<system> version {root.attributes['version']!r}, expected 1")
+    if root.attributes.get("version", "1") not in _VERSIONS:
+        raise at(source, root.line, f"<system> version {root.attributes['version']!r}, expected 1 (RCCL: 2)")
+
+
+def _compute_capability(reading: _Reading, gpu: Element) -> int | None:
+    """The ``sm`` of an NVIDIA GPU; None without one."""
+    if "gcn" in gpu.attributes or "sm" not in gpu.attributes:
+        return None
+    sm = reading.number(gpu, "sm")
+    return sm if 10 <= sm <= 999 else None
+
+
+def _note_unknown(reading: _Reading, root: Element) -> None:
+    """Note the elements that no rule reads, once per tag."""
+    unknown: dict[str, list[int]] = {}
+    stack = [root]
+    while stack:
+        element = stack.pop()
+        if element.tag not in _ELEMENTS:
+            unknown.setdefault(element.tag[:64], []).append(element.line)
+        stack.extend(element.children)
+    for tag, lines in unknown.items():
+        reading.box.notes.append(
+            f"{len(lines)} <{tag}> left out, the first in line {min(lines)}: an unknown element, perhaps a link"
+        )
 
 
 def _number_servers(reading: _Reading, root: Element) -> None:
@@ -211,7 +243,10 @@ def _pcie_rate(reading: _Reading, pci: Element) -> Fraction:
     width = reading.number(pci, "link_width", 0) if pci.attributes.get("link_width") else 0
     speed = nccl.PCI_DEFAULT_SPEED
     text = pci.attributes.get("link_speed", "").strip()
-    if text:
+    if _UNKNOWN_SPEED.fullmatch(text):
+        note = f'link_speed="{text}" is taken for 8 GT/s, as NCCL does'
+        reading.box.notes += [note] if note not in reading.box.notes else []
+    elif text:
         match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", text)
         key = match[1].removesuffix(".0") if match else ""
         if key not in nccl.PCI_SPEED:
@@ -244,8 +279,9 @@ def _add_nvlinks(reading: _Reading) -> None:
     direct: dict[tuple[Element, Element], tuple[int, Element]] = {}
     switch: int | None = None
     for gpu in reading.gpus:
-        lane = nccl.nvlink_lane_gb_per_s(reading.number(gpu, "sm")) if gpu.all("nvlink") else 0
-        for link in gpu.all("nvlink"):
+        links = [*gpu.all("nvlink"), *gpu.all("xgmi")]
+        lane = _lane(reading, gpu) if links else 0
+        for link in links:
             count = _lanes(reading, link)
             target = _target(reading, gpu, link)
             if target == "switch":
@@ -261,10 +297,17 @@ def _add_nvlinks(reading: _Reading) -> None:
     _add_direct(reading, direct)
 
 
+def _lane(reading: _Reading, gpu: Element) -> Fraction | int:
+    """GB/s of one NVLink or xGMI link of a GPU."""
+    if gpu.all("xgmi"):
+        return nccl.xgmi_gb_per_s(gpu.attributes.get("gcn", ""))
+    return nccl.nvlink_lane_gb_per_s(reading.number(gpu, "sm"))
+
+
 def _lanes(reading: _Reading, link: Element) -> int:
     count = reading.number(link, "count")
     if not 1 <= count <= 64:
-        raise reading.wrong(link, f"<nvlink> count {count}, expected 1 … 64")
+        raise reading.wrong(link, f"<{link.tag}> count {count}, expected 1 … 64")
     return count
 
 
@@ -278,7 +321,7 @@ def _target(reading: _Reading, gpu: Element, link: Element) -> Element | str | N
         return "cpu"
     label = f"GPU{gpu.attributes['dev']}"
     if gpu.parent is not None and _busid(gpu.parent) == busid:
-        reading.box.notes.append(f"line {link.line}: NVLink of {label} to itself left out")
+        reading.box.notes.append(f"line {link.line}: {_WORDS[link.tag]} of {label} to itself left out")
         return None
     others = [
         x
@@ -287,7 +330,7 @@ def _target(reading: _Reading, gpu: Element, link: Element) -> Element | str | N
     ]
     if not others:
         reading.box.notes.append(
-            f"line {link.line}: NVLink of {label} to {busid or 'nothing'} left out, as there is no such GPU"
+            f"line {link.line}: {_WORDS[link.tag]} of {label} to {busid or 'nothing'} left out, as there is no such GPU"
         )
         return None
     return others[0]
@@ -300,11 +343,11 @@ def _add_direct(reading: _Reading, direct: dict[tuple[Element, Element], tuple[i
             other = "none" if back is None else f"{back[0]} (line {back[1].line})"
             raise reading.wrong(
                 link,
-                f"{count} NVLinks from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but {other} in the other "
-                "direction",
+                f"{count} {_WORDS[link.tag]}s from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but {other} "
+                "in the other direction",
             )
-        slower = min(nccl.nvlink_lane_gb_per_s(reading.number(x, "sm")) for x in (a, b))
-        reading.box.arc(reading.vertex[a], reading.vertex[b], count * slower, "nvlink")
+        slower = min(_lane(reading, x) for x in (a, b))
+        reading.box.arc(reading.vertex[a], reading.vertex[b], count * slower, link.tag)
 
 
 def _add_c2c(reading: _Reading) -> None:

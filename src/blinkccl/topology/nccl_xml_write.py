@@ -223,9 +223,10 @@ def _gpu(plan: _XmlPlan, gpu: int, depth: int) -> Iterator[str]:
 
 
 def _compute_capability(topology: Topology, rate: dict[tuple[int, int], Fraction]) -> int:
-    """An ``sm`` whose lane rate divides every NVLink of the topology."""
+    """The ``sm`` of the oldest GPU, if it is known, or else one whose lane rate divides every NVLink."""
     rates = [rate[x.src, x.dst] for x in topology.links if x.kind == "nvlink"]
-    for sm in (70, 60):
+    known = [sm for gpu in topology.ranks if (sm := topology.vertex[gpu].sm) is not None]
+    for sm in (*([min(known)] if known else []), 70, 60):
         if all((r / nccl.nvlink_lane_gb_per_s(sm)).denominator == 1 for r in rates):
             return sm
     raise UnsupportedError(f"{topology.name}: its NVLinks are no whole number of lanes of 25 or 20 GB/s; write JSON")

@@ -2,18 +2,21 @@
 
 Versions differ in separators (tabs or spaces), names of NICs (``mlx5_0`` or ``NIC0``), additional columns, and the
 legend. Some write SOC for SYS. Header names may run together. A terminal or a mail may have added
-underlining and line breaks.
+underlining and line breaks. Other tools print the GPUs' product names above the matrix, which imply rates
+(:mod:`~.gpu_models`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blinkccl.errors import TopologyError
+from blinkccl.topology import nccl_constants as nccl
 from blinkccl.topology import pcie_tree
 from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.gpu_models import GpuModel, gpu_model, names_in
 from blinkccl.topology.launchers import MANY_NODES, label_of, of_one_node, without_escapes
 from blinkccl.topology.limits import MAX_MATRIX_DEVICES, at
 from blinkccl.topology.model import Topology
@@ -21,8 +24,14 @@ from blinkccl.topology.select import ids_text
 from blinkccl.topology.stated import NOTHING, Stated
 
 #: Usual rates; nvidia-smi names neither the generation of NVLink nor that of PCIe.
-LANE_GB_PER_S, NVLINK1_LANE_GB_PER_S, NVLINK5_LANE_GB_PER_S = 25, 20, 50
-PCIE_GB_PER_S, SMP_GB_PER_S = 12, 10
+LANE_GB_PER_S, SMP_GB_PER_S = 25, 10
+#: The GPU with this number of NVLinks, and the words for it. Blackwell has 18 too, with twice the rate.
+_BY_LANES = {
+    6: ("V100", "6 NVLinks: V100"),
+    8: ("H800", "8 NVLinks to an NVSwitch: H800 rather than A800"),
+    12: ("A100", "12 NVLinks: A100"),
+    18: ("H100", "18 NVLinks: Hopper; Blackwell has 50 GB/s"),
+}
 #: Most NVLinks of a GPU up to Blackwell; a matrix that needs more shows an NVSwitch.
 MAX_LANES_PER_GPU = 18
 NVLINK1_LANES_PER_GPU = 4
@@ -30,8 +39,12 @@ NVLINK1_LANES_PER_GPU = 4
 MAX_LINE = 16_384
 
 _TRAILING = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA\s*ID")
+#: The name of another column, such as NUMA: devices have a number.
+_OTHER = re.compile(r"(?<=\s)[A-Za-z]+(?=\s|$)")
 _HEADER = re.compile(r"\s*GPU0(?:\s*GPU1|\s+(?!X\b)|$|\s*CPU)")
 _GPU = re.compile(r"GPU([0-9]{1,4})")
+#: NICs whose names run together.
+_GLUED = re.compile(r"([A-Za-z]+[0-9]?_?)[0-9]{1,3}(?:\1[0-9]{1,3})+")
 _CELL = re.compile(rf"X|NV[0-9]{{1,3}}|{'|'.join(pcie_tree.DISTANCE)}")
 #: A cell or a device. A break inside a word is recognised because its two parts are not both of this form.
 _WHOLE = re.compile(rf"{_CELL.pattern}|[A-Za-z]\w*[0-9]")
@@ -54,6 +67,8 @@ class Cells:
     gpu_numa: tuple[bool, ...]
     #: Names in the legend, such as that of ``NIC0``.
     nic_names: tuple[tuple[str, str], ...]
+    #: Distinct product names of the GPUs in the text around the matrix.
+    products: tuple[str, ...] = ()
 
     def wrong(self, row: int, text: str) -> TopologyError:
         """A TopologyError with ``text`` and the line of a row."""
@@ -63,6 +78,35 @@ class Cells:
         """NVLinks between two devices."""
         cell = self.cells[a][b]
         return int(cell[2:]) if cell.startswith("NV") else 0
+
+    def model(self) -> tuple[GpuModel | None, str]:
+        """The GPUs' oldest product and its source in words: names, or else what NVLinks and memories imply.
+
+        Drivers that print SOC date from the P100, whose GPUs have four NVLinks. Processors that share memory with two
+        GPUs are Grace, with Blackwells.
+        """
+        named = [(model, name) for name in self.products if (model := gpu_model(name)) is not None]
+        if named:
+            return min(named, key=lambda pair: pair[0].sm or 0)
+        gpus = range(self.gpu_count)
+        sums = [sum(self.lanes(a, b) for b in gpus if b != a) for a in gpus]
+        lanes = (
+            max(max(row) for row in [[self.lanes(a, b) for b in gpus] for a in gpus]) if self.switched else max(sums)
+        )
+        if any("SOC" in row for row in self.cells) and 0 < lanes <= NVLINK1_LANES_PER_GPU:
+            return gpu_model("P100"), "NVLink 1, as the driver is that old"
+        shared = [self.affinity[gpu] for gpu in gpus if self.gpu_numa[gpu] and self.affinity[gpu]]
+        if lanes >= MAX_LANES_PER_GPU and len(set(shared)) < len(shared):
+            return gpu_model("GB200"), "NVLink 5, as two GPUs share memory with one processor: Grace Blackwell"
+        known = lanes == MAX_LANES_PER_GPU or (self.gpu_count > 2 and (lanes != 8 or self.switched))
+        name, basis = _BY_LANES.get(lanes, ("", "")) if known else ("", "")
+        return gpu_model(name), basis
+
+    @property
+    def switched(self) -> bool:
+        """True if a GPU shows more NVLinks than it has, so they lead to an NVSwitch."""
+        gpus = range(self.gpu_count)
+        return any(sum(self.lanes(a, b) for b in gpus if b != a) > MAX_LANES_PER_GPU for a in gpus)
 
 
 def looks_like(text: str) -> bool:
@@ -75,8 +119,9 @@ def parse(text: str, source: str = "nvidia-smi", stated: Stated = NOTHING) -> To
     """The machine that a matrix describes; text before or after the matrix is ignored.
 
     NVLinks become direct links. If a GPU would need more than 18 of them, and all pairs of a group show the same
-    number, they become links to one NVSwitch vertex. PCIe becomes hosts and switches (:mod:`~.pcie_tree`). NICs help to
-    find these; with a ``stated`` rate they become vertices, joined to their nearest GPUs
+    number, they become links to one NVSwitch vertex. Product names in the text around the matrix, or else the number
+    of NVLinks, imply the generation of NVLink and PCIe. PCIe becomes hosts and switches (:mod:`~.pcie_tree`). NICs
+    help to find these; with a ``stated`` rate they become vertices, joined to their nearest GPUs
     (:func:`.pcie_tree.add_nics`). Other rates have usual values by default.
 
     Raises
@@ -87,10 +132,14 @@ def parse(text: str, source: str = "nvidia-smi", stated: Stated = NOTHING) -> To
     """
     matrix = read_cells(text, source)
     box = Assembly(source, "nvidia-smi")
-    box.add_many("gpu", matrix.gpu_count, "GPU")
+    model, _ = matrix.model()
+    contradicted = model is None or stated.nvlink not in (None, model.lane_gb_per_s)
+    sm = None if contradicted or model is None else model.sm
+    for gpu in range(matrix.gpu_count):
+        box.add("gpu", f"GPU{gpu}", sm=sm)
     _add_nvlinks(box, matrix, stated)
-    _add_pcie(box, matrix, stated)
-    _add_nics(box, matrix, stated)
+    hosts = _add_pcie(box, matrix, stated)
+    _add_nics(box, matrix, hosts, stated)
     stated.declare(box)
     return box.finish()
 
@@ -122,6 +171,7 @@ def read_cells(text: str, source: str) -> Cells:
         tuple(row[0] for row in ordered),
         tuple(own_memory and len(row) > 2 and row[-1].isdigit() for row in trailing),
         tuple((match[1], match[2]) for line in lines if (match := _NIC_LEGEND.fullmatch(line)) is not None),
+        names_in(lines),
     )
     _check_cells(matrix)
     return matrix
@@ -152,14 +202,18 @@ def _mended(line: str, rest: str) -> str:
 
 
 def _columns(header: str, source: str, line: int) -> list[str]:
-    """Device names of the header, also of headers without spaces between them (``GPU7mlx5_0``)."""
-    trailing = _TRAILING.search(header)
+    """Device names of the header, also of headers without spaces between them (``GPU7mlx5_0``, ``NIC0NIC1``)."""
+    for trailing in (_TRAILING, _OTHER):
+        header = trailing.split(header, maxsplit=1)[0]
     names: list[str] = []
-    for token in header[: trailing.start() if trailing else None].split():
+    for token in header.split():
         while (match := _GPU.match(token)) is not None:
             names.append(match[0])
             token = token[match.end() :]
-        if token:
+        glued = _GLUED.fullmatch(token)
+        if glued is not None:
+            names.extend(re.findall(rf"{re.escape(glued[1])}[0-9]{{1,3}}", token))
+        elif token:
             names.append(token)
     if len(names) > MAX_MATRIX_DEVICES:
         raise at(source, line, f"{len(names)} devices; at most {MAX_MATRIX_DEVICES}")
@@ -249,8 +303,10 @@ def _add_nvlinks(box: Assembly, matrix: Cells, stated: Stated) -> None:
     lanes = [[matrix.lanes(a, b) for b in gpus] for a in gpus]
     if not any(map(any, lanes)):
         return
-    usual, generation = _usual_lane(matrix, max(sum(row) for row in lanes))
-    lane = stated.rate(box, "nvlink", "an NVLink lane", usual, generation)
+    model, basis = matrix.model()
+    rated = model is not None and model.lane_gb_per_s is not None
+    usual = model.lane_gb_per_s if model is not None and model.lane_gb_per_s is not None else LANE_GB_PER_S
+    lane = stated.rate(box, "nvlink", "an NVLink lane", usual, basis if rated else "NVLink 2 to 4")
     for group in pcie_tree.classes([[int(x > 0) for x in row] for row in lanes], 1):
         if len(group) == 1:
             continue
@@ -276,43 +332,35 @@ def _add_nvlinks(box: Assembly, matrix: Cells, stated: Stated) -> None:
             )
 
 
-def _usual_lane(matrix: Cells, most_lanes: int) -> tuple[int, str]:
-    """GB/s of a lane, and the reason.
-
-    Drivers that print SOC date from the P100, whose GPUs have four NVLinks 1. Processors that share memory with
-    their GPUs are Grace, with one Hopper or two Blackwells, and POWER9, with GPUs of six lanes.
-    """
-    if any("SOC" in row for row in matrix.cells) and most_lanes <= NVLINK1_LANES_PER_GPU:
-        return NVLINK1_LANE_GB_PER_S, "NVLink 1, as the driver is that old"
-    gpus = [gpu for gpu in range(matrix.gpu_count) if matrix.gpu_numa[gpu] and matrix.affinity[gpu]]
-    shared = [matrix.affinity[gpu] for gpu in gpus]
-    if most_lanes >= MAX_LANES_PER_GPU and len(set(shared)) < len(shared):
-        return NVLINK5_LANE_GB_PER_S, "NVLink 5, as two GPUs share memory with one processor: Grace Blackwell"
-    return LANE_GB_PER_S, "NVLink 2 to 4"
-
-
-def _add_pcie(box: Assembly, matrix: Cells, stated: Stated) -> None:
+def _add_pcie(box: Assembly, matrix: Cells, stated: Stated) -> list[list[int]]:
+    """Add the PCIe tree; return the GPUs of each host."""
     distances = _distances(matrix)
     try:
         pix, pxb, node = pcie_tree.levels(distances)
     except pcie_tree.ContradictionError as contradiction:
         raise _contradiction(matrix, contradiction) from None
     hosts = pcie_tree.merge_by_affinity(node, distances, matrix.affinity)
-    pcie = stated.rate(box, "pcie", "the PCIe link of a GPU", PCIE_GB_PER_S, "generation 3 ×16")
-    several = sum(min(host) < matrix.gpu_count for host in hosts) > 1
-    smp = stated.rate(box, "smp", "the bus between processors", SMP_GB_PER_S) if several else SMP_GB_PER_S
+    model, basis = matrix.model()
+    generation = 3 if model is None else model.pcie
+    why = f"generation {generation} ×16" + (f", as {basis} has" if matrix.products else "")
+    usual = nccl.pcie_gb_per_s(nccl.PCI_SPEED_OF[generation], nccl.PCI_DEFAULT_WIDTH)
+    pcie = stated.rate(box, "pcie", "the PCIe link of a GPU", usual, why)
+    groups = [gpus for host in hosts if (gpus := [device for device in host if device < matrix.gpu_count])]
+    smp = stated.rate(box, "smp", "the bus between processors", SMP_GB_PER_S) if len(groups) > 1 else SMP_GB_PER_S
     pcie_tree.attach(box, hosts, pxb, pix, matrix.gpu_count, pcie, smp)
     if any("NODE" in row for row in matrix.cells):
         box.notes.append("several host bridges of a NUMA node (NODE) are treated as one (PHB)")
     if any(matrix.gpu_numa):
         box.notes.append("the C2C links between GPUs and processors are left out, as no cell shows them")
+    return groups
 
 
 def _distances(matrix: Cells) -> list[list[int]]:
     return [[pcie_tree.DISTANCE.get(cell, 0) for cell in row] for row in matrix.cells]
 
 
-def _add_nics(box: Assembly, matrix: Cells, stated: Stated) -> None:
+def _add_nics(box: Assembly, matrix: Cells, hosts: list[list[int]], stated: Stated) -> None:
+    """Add NICs. Several that are SYS from all GPUs are dealt over the processors, as no cell shows their place."""
     gpus, legend = range(matrix.gpu_count), dict(matrix.nic_names)
     distances = _distances(matrix)
     nics = []
@@ -320,6 +368,14 @@ def _add_nics(box: Assembly, matrix: Cells, stated: Stated) -> None:
         near = min(distances[nic][gpu] for gpu in gpus)
         name = legend.get(matrix.names[nic], matrix.names[nic])
         nics.append(pcie_tree.Nic(name, near, [gpu for gpu in gpus if distances[nic][gpu] == near]))
+    if len(hosts) > 1 and len(nics) > 1 and all(nic.distance == pcie_tree.SYS for nic in nics):
+        each = -(-len(nics) // len(hosts))
+        nics = [replace(nic, gpus=hosts[number // each]) for number, nic in enumerate(nics)]
+        if stated.nic is not None:
+            box.notes.append(
+                f"the {len(nics)} NICs are assumed to be dealt over the processors in their order, as the matrix shows "
+                "SYS from each to all GPUs"
+            )
     pcie_tree.add_nics(box, nics, stated)
 
 

@@ -98,6 +98,7 @@ def attach(
     """Add hosts and switches over the GPUs (devices 0 … ``gpu_count`` − 1, with the same vertex ids).
 
     A switch with at least two GPUs or switches below becomes a vertex; other devices only served to find the groups.
+    Below a switch of several bridges, each GPU is below a bridge of its own: their distance is PXB and not PIX.
     More than two hosts are joined through one bus vertex, so that each host keeps its single port.
     """
     vertices: list[int] = []
@@ -113,7 +114,7 @@ def attach(
             if upper is not None:
                 box.join(upper, host, pcie_gb_per_s, "pcie")
             for leaf in leaves:
-                _attach_leaf(box, leaf, host if upper is None else upper, pcie_gb_per_s)
+                _attach_leaf(box, leaf, host if upper is None else upper, pcie_gb_per_s, upper is not None)
     _join_hosts(box, vertices, smp_gb_per_s)
 
 
@@ -123,8 +124,8 @@ def _within(groups: list[list[int]], wanted: list[int]) -> list[list[int]]:
     return [part for part in parts if part]
 
 
-def _attach_leaf(box: Assembly, gpus: list[int], parent: int, pcie_gb_per_s: Fraction | int) -> None:
-    if len(gpus) == 1:
+def _attach_leaf(box: Assembly, gpus: list[int], parent: int, pcie_gb_per_s: Fraction | int, bridged: bool) -> None:
+    if len(gpus) == 1 and not bridged:
         box.join(gpus[0], parent, pcie_gb_per_s, "pcie")
         return
     switch = box.add("switch", f"PCIe{len(box.vertices)}")

@@ -34,7 +34,6 @@ P2P_NVLINK, P2P_OK = 2, 0
 REMOTE_GPU, REMOTE_SWITCH = 0, 2
 MAX_NVLINKS = 36
 _ANCESTOR = {0: 1, 10: 1, 20: 2, 30: 3, 40: 4, 50: 5}
-_PCIE_GENERATION = {1: "2.5", 2: "5", 3: "8", 4: "16", 5: "32", 6: "64"}
 
 
 def probe(nvml: Any = None) -> Topology:
@@ -123,7 +122,7 @@ class _Gpus:
         """The machine with these answers."""
         box = Assembly("this machine", "nvml")
         for i in range(len(self.busids)):
-            box.add("gpu", f"GPU{i}")
+            box.add("gpu", f"GPU{i}", sm=self.capability[i])
         box.notes.append(f"GPUs by NVML's numbers: {', '.join(sorted(set(self.names)))}")
         self._join_direct(box)
         self._join_switched(box)
@@ -207,7 +206,7 @@ def _pcie(driver: _Driver, i: int, handle: Any) -> Fraction:
     """GB/s by the largest generation and width of GPU and slot, since the current ones drop on idle GPUs."""
     generation = driver.ask_if_told(f"PCIe generation of GPU {i}", "nvmlDeviceGetMaxPcieLinkGeneration", handle)
     width = driver.ask_if_told(f"PCIe width of GPU {i}", "nvmlDeviceGetMaxPcieLinkWidth", handle)
-    speed = nccl.PCI_SPEED[_PCIE_GENERATION.get(generation or 3, "8")]
+    speed = nccl.PCI_SPEED_OF.get(generation or 3, nccl.PCI_DEFAULT_SPEED)
     return nccl.pcie_gb_per_s(speed, width or nccl.PCI_DEFAULT_WIDTH)
 
 

@@ -7,19 +7,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.model import Topology
-from blinkccl.topology.nccl_constants import PCI_DEFAULT_WIDTH, PCI_SPEED, pcie_gb_per_s
+from blinkccl.topology.model import LINK_KINDS, Topology
+from blinkccl.topology.nccl_constants import PCI_DEFAULT_WIDTH, PCI_SPEED_OF, pcie_gb_per_s
 from blinkccl.units import parse_gb_per_s
 
 #: Limit of a network's rate in GB/s.
 MAX_NETWORK_GB_PER_S = 100_000
 _PCIE = re.compile(r"gen([1-6])(?:x(1|2|4|8|12|16|32))?")
-_GENERATIONS = dict(enumerate(PCI_SPEED.values(), 1))
 _LINK_KINDS = {"nic": "net"}
 _EXAMPLES = {"nvlink": "50GB/s", "xgmi": "64GB/s", "pcie": "gen5", "smp": "22GB/s", "nic": "400Gbps"}
 
@@ -67,11 +67,11 @@ NOTHING = Stated()
 _TAKEN = re.compile(r'(?P<what>.*) is assumed to have (?P<rate>\S+ GB/s).* "FILE @ (?P<key>\w+)=')
 
 
-def assumed(topology: Topology) -> list[str]:
-    """The assumed rates of the links of ``topology``, from its notes: ``an NVLink lane 25 GB/s``."""
-    kinds = {link.kind for link in topology.links}
+def assumed(topology: Topology, kinds: Container[str] = LINK_KINDS) -> list[str]:
+    """The assumed rates of the links of these kinds, from the topology's notes: ``an NVLink lane 25 GB/s``."""
+    present = {link.kind for link in topology.links if link.kind in kinds}
     taken = [match for note in topology.notes if (match := _TAKEN.match(note)) is not None]
-    return [f"{one['what']} {one['rate']}" for one in taken if _LINK_KINDS.get(one["key"], one["key"]) in kinds]
+    return [f"{one['what']} {one['rate']}" for one in taken if _LINK_KINDS.get(one["key"], one["key"]) in present]
 
 
 def parse_stated(text: str, where: str) -> Stated:
@@ -96,7 +96,7 @@ def parse_stated(text: str, where: str) -> Stated:
 def _gb_per_s(key: str, value: str, where: str) -> Fraction:
     generation = _PCIE.fullmatch(value) if key == "pcie" else None
     if generation is not None:
-        return pcie_gb_per_s(_GENERATIONS[int(generation[1])], int(generation[2] or PCI_DEFAULT_WIDTH))
+        return pcie_gb_per_s(PCI_SPEED_OF[int(generation[1])], int(generation[2] or PCI_DEFAULT_WIDTH))
     try:
         gb_per_s = parse_gb_per_s(value)
     except ValueError as error:

@@ -48,7 +48,7 @@ def test_mi250_has_one_four_or_no_links_between_two(printed: Printed) -> None:
 def test_weights_show_direct_links_if_there_are_no_bandwidths(printed: Printed) -> None:
     topology = read(printed(MI250, 0))
     assert xgmi(topology) == dict.fromkeys(MI250.links, 50.0)
-    assert any("the xGMI link of two GPUs is assumed to have 50 GB/s" in note for note in topology.notes)
+    assert any("an xGMI link is assumed to have 50 GB/s" in note for note in topology.notes)
 
 
 def test_the_rate_of_a_link_can_be_stated() -> None:
@@ -138,3 +138,20 @@ def test_two_processors_near_one_gpu_are_a_contradiction() -> None:
     )
     with pytest.raises(TopologyError, match=r"x, line 8: GPU 0 and 2 are on different processors, but other GPUs"):
         amd_smi.parse(hops + types, "x")
+
+
+def test_a_product_name_gives_the_rate_and_the_dies_of_a_module() -> None:
+    """``rocm-smi --showproductname`` before the tables; AMD's CDNA 2 white paper: four links between the two dies."""
+    text = dumps.rocm_smi(dumps.Machine(4, links=dict.fromkeys([(0, 1), (1, 2), (2, 3), (0, 3)], 1)), 0)
+    named = read("GPU[0]\t\t: Card Series: \t\tAMD Instinct MI250X\n" + text)
+    assert xgmi(named) == {(0, 1): 200.0, (1, 2): 50.0, (2, 3): 200.0, (0, 3): 50.0}
+    assert any(note.startswith("0–1, 2–3: assumed to be two dies of one module") for note in named.notes)
+    assert set(xgmi(read(text)).values()) == {50.0}
+
+
+def test_a_full_mesh_of_eight_is_an_mi300x() -> None:
+    text = dumps.rocm_smi(MI300X, 0)
+    assert set(xgmi(read(text)).values()) == {64.0}
+    newer = read("GPU[0]\t\t: Card Series: \t\tAMD Instinct MI355X\n" + text)
+    assert set(xgmi(newer).values()) == {76.8}
+    assert {x.gb_per_s for x in newer.links if x.kind == "pcie"} == {48.0}

@@ -5,6 +5,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from blinkccl.cost.baselines.nccl_links import guess_arch
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.topology import nccl_xml, nccl_xml_write
 from blinkccl.topology.catalog import machine
@@ -153,9 +154,52 @@ def test_nvlinks_to_oneself_are_left_out_with_a_note() -> None:
 
 
 def test_lane_rates_follow_the_compute_capability() -> None:
-    for sm, gb_per_s in ((60, 80.0), (70, 100.0), (86, 100.0), (90, 100.0), (100, 200.0)):
+    for sm, gb_per_s in ((60, 80.0), (70, 100.0), (86, 56.0), (90, 100.0), (100, 200.0)):
         text = system(gpu(1, nvlink(2)), gpu(2, nvlink(1))).replace('sm="80"', f'sm="{sm}"')
         assert nccl_xml.parse(text).link[0, 1].gb_per_s == gb_per_s
+
+
+def test_gpus_keep_their_compute_capability() -> None:
+    topology = nccl_xml.parse(system(gpu(1), gpu(2).replace('sm="80"', 'sm="90"')))
+    assert [topology.vertex[g].sm for g in topology.ranks] == [80, 90]
+    assert guess_arch(topology) == "ampere", "the oldest GPU decides; generation 4 of PCIe would say the same"
+    slow = nccl_xml.parse(system(gpu(1), gpu(2)).replace('link_speed="16 GT/s"', 'link_speed="8 GT/s"'))
+    assert guess_arch(slow) == "ampere", "generation 3 of PCIe alone would say volta"
+    again = nccl_xml.parse(nccl_xml_write.write(slow))
+    assert [again.vertex[g].sm for g in again.ranks] == [80, 80]
+
+
+def test_an_h800_is_a_hopper_whose_switch_reduces() -> None:
+    """Eight NVLinks of 25 GB/s, less than an A100's; compute capability 9.0 decides."""
+    switch = '<nvlink target="fffffff:ffff:ff" count="8" tclass="0x068000"/>'
+    topology = nccl_xml.parse(system(gpu(1, switch), gpu(2, switch)).replace('sm="80"', 'sm="90"'))
+    assert guess_arch(topology) == "hopper"
+    assert [v.combines for v in topology.vertices if v.name == "NVSwitch"] == [True]
+    older = nccl_xml.parse(system(gpu(1, switch), gpu(2, switch)))
+    assert not any(v.combines for v in older.vertices)
+
+
+def test_rccls_file_has_xgmi_links_and_no_compute_capability() -> None:
+    """A full mesh of four MI300X, 64 GB/s each way by AMD's data sheet."""
+    topology = sample("mi300x-4.rccl.xml")
+    joined = {(x.src, x.dst): x.gb_per_s for x in topology.links if x.kind == "xgmi"}
+    assert joined == {(a, b): 64.0 for a in range(4) for b in range(4) if a != b}
+    assert not topology.notes
+    assert {topology.vertex[g].sm for g in topology.ranks} == {None}
+    text = (OURS / "mi300x-4.rccl.xml").read_text()
+    older = nccl_xml.parse(text.replace("gfx942", "gfx90a"))
+    assert {x.gb_per_s for x in older.links if x.kind == "xgmi"} == {50.0}
+
+
+def test_an_unknown_element_is_noted() -> None:
+    topology = nccl_xml.parse(system(gpu(1, '<ualink target="x" count="4"/>'), gpu(2)))
+    assert topology.notes == ("1 <ualink> left out, the first in line 3: an unknown element, perhaps a link",)
+
+
+def test_a_speed_that_sysfs_does_not_know_is_nccls_default() -> None:
+    topology = nccl_xml.parse(system(gpu(1).replace("16 GT/s", "Unknown"), gpu(2).replace("16 GT/s", "Unknown speed")))
+    assert {x.gb_per_s for x in topology.links} == {12.0}
+    assert 'link_speed="Unknown" is taken for 8 GT/s, as NCCL does' in topology.notes
 
 
 def test_gpus_without_rank_are_left_out_as_in_nccl() -> None:
@@ -187,7 +231,7 @@ BOMB = (
         ('<!DOCTYPE s SYSTEM "file:///etc/passwd"><system/>', "document types and entities are refused"),
         ("<system version='1'>&undefined;</system>", "line 1: not well-formed XML: undefined entity"),
         ("<system version='1'>\n<cpu>", "line 2: not well-formed XML: no element found"),
-        ("<system version='2'/>", "version '2', expected 1"),
+        ("<system version='3'/>", "version '3', expected 1"),
         ("<html/>", "the root is <html>, expected <system>"),
         ("<system version='1'/>", "none of the 0 PCI devices"),
         ("<a>" * 70 + "</a>" * 70, "nested deeper than 64"),

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
+from blinkccl.cost.baselines.nccl_links import PIX, PXB, guess_arch, kind_of
 from blinkccl.errors import TopologyError
-from blinkccl.topology import nvidia_smi
+from blinkccl.topology import nccl_xml, nccl_xml_write, nvidia_smi
 from blinkccl.topology.catalog import CUBE_MESH, machine
 from blinkccl.topology.formats import read_topology
 from blinkccl.topology.model import Topology
@@ -275,3 +277,102 @@ def test_a_whole_nvl72_wide_and_broken() -> None:
 def test_a_rate_without_links_is_noted() -> None:
     topology = nvidia_smi.parse(sample("pcie-8gpu.nvidia-smi.txt"), "x", parse_stated("nvlink=50GB/s", "x"))
     assert "a rate for nvlink is stated, but there is no nvlink link" in topology.notes
+
+
+def test_names_above_the_matrix_give_rates() -> None:
+    """vLLM's collect_env; NVIDIA's data sheet of the B200 has NVLink 5 (50 GB/s a lane each way) and PCIe 5."""
+    topology = nvidia_smi.parse(sample("b200-collect-env.nvidia-smi.txt"))
+    assert set(nvlinks(topology).values()) == {900.0}
+    assert {x.gb_per_s for x in topology.links if x.kind == "pcie"} == {48.0}
+    assert [topology.vertex[g].sm for g in topology.ranks] == [100] * 4
+    assert any("(NVIDIA B200), as nvidia-smi does not say" in note for note in topology.notes)
+    assert any(note.endswith('NIC0, NIC1; to state it: "FILE @ nic=400Gbps"') for note in topology.notes)
+
+
+def listed(name: str) -> str:
+    return f"GPU 0: {name} (UUID: GPU-0)\nGPU 1: {name} (UUID: GPU-1)\n" + small("GPU0\tX\tNV4", "GPU1\tNV4\tX")
+
+
+@pytest.mark.parametrize(
+    ("name", "nvlink", "pcie", "sm"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 100.0, 24.0, 80),
+        ("NVIDIA RTX A6000", 56.0, 24.0, 86),
+        ("Tesla P100-SXM2-16GB", 80.0, 12.0, 60),
+        ("NVIDIA H20", 100.0, 48.0, 90),
+        ("NVIDIA GB300", 200.0, 48.0, 103),
+        ("NVIDIA Unheard 9000", 100.0, 12.0, None),
+    ],
+)
+def test_a_product_name_implies_generations(name: str, nvlink: float, pcie: float, sm: int | None) -> None:
+    topology = nvidia_smi.parse(listed(name))
+    assert set(nvlinks(topology).values()) == {nvlink}
+    assert {x.gb_per_s for x in topology.links if x.kind == "pcie"} == {pcie}
+    assert {topology.vertex[g].sm for g in topology.ranks} == {sm}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "lanes", "pcie", "arch"),
+    [
+        (8, 8, 48.0, "hopper"),
+        (8, 12, 24.0, "ampere"),
+        (8, 18, 48.0, "hopper"),
+        (4, 4, 24.0, "ampere"),
+        (2, 12, 12.0, None),
+    ],
+)
+def test_the_number_of_nvlinks_implies_a_generation(gpus: int, lanes: int, pcie: float, arch: str | None) -> None:
+    """NV8 to a switch: H800; NV12 and four times NV4: A100; NV18: Hopper or later; a bridge of NV12 fits several."""
+    pairs = {(a, b): lanes for a in range(gpus) for b in range(a + 1, gpus)}
+    topology = nvidia_smi.parse(printed(Machine(gpus, links=pairs)))
+    assert {x.gb_per_s for x in topology.links if x.kind == "pcie"} == {pcie}
+    assert arch is None or guess_arch(topology) == arch
+
+
+def test_a_stated_lane_overrules_the_number_of_nvlinks() -> None:
+    pairs = {(a, b): 18 for a in range(8) for b in range(a + 1, 8)}
+    topology = nvidia_smi.parse(printed(Machine(8, links=pairs)), "x", parse_stated("nvlink=50GB/s", "x"))
+    assert guess_arch(topology) == "blackwell"
+
+
+def test_pxb_stays_pxb_and_becomes_it_in_the_xml_too() -> None:
+    """Two GPUs below several bridges: PIX would be one bridge, and NCCL treats the two differently."""
+    topology = nvidia_smi.parse(small("GPU0\tX\tPXB\t0-15", "GPU1\tPXB\tX\t0-15"))
+    for t in (topology, nccl_xml.parse(nccl_xml_write.write(topology))):
+        assert sum(v.kind == "switch" for v in t.vertices) == 3
+        assert kind_of(t, (0, *_between(t, 0, 1), 1)) == PXB
+    near = nvidia_smi.parse(small("GPU0\tX\tPIX\t0-15", "GPU1\tPIX\tX\t0-15"))
+    assert kind_of(near, (0, *_between(near, 0, 1), 1)) == PIX
+
+
+def _between(topology: Topology, a: int, b: int) -> list[int]:
+    """The switches on the PCIe path of two GPUs."""
+    graph = nx.Graph((x.src, x.dst) for x in topology.links if x.kind == "pcie")
+    return list(nx.shortest_path(graph, a, b))[1:-1]
+
+
+@pytest.mark.parametrize("glued", ["NIC0NIC1", "mlx5_0mlx5_1", "NIC0\tNIC1"])
+def test_names_of_nics_that_run_together(glued: str) -> None:
+    names = ("mlx5_0", "mlx5_1") if "mlx" in glued else ("NIC0", "NIC1")
+    rows = ("GPU0\tX\tPIX\tNODE\t0", f"{names[0]}\tPIX\tX\tNODE", f"{names[1]}\tNODE\tNODE\tX")
+    topology = nvidia_smi.parse(small(*rows, header=f"\tGPU0\t{glued}\tCPU Affinity"))
+    assert any(", ".join(names) in note for note in topology.notes)
+
+
+def test_another_column_is_no_device() -> None:
+    rows = ("GPU0\tX\tNODE\t0", "GPU1\tNODE\tX\t1")
+    topology = nvidia_smi.parse(small(*rows, header="\tGPU0\tGPU1\tNUMA"))
+    assert topology.ranks == (0, 1)
+    assert not any("NIC" in note for note in topology.notes)
+
+
+def test_nics_that_are_far_from_every_gpu_are_dealt_over_the_processors() -> None:
+    """A GB200 tray: SYS from each of six NICs to each GPU, so no cell shows their processor."""
+    names = [*(f"GPU{i}" for i in range(4)), *(f"NIC{i}" for i in range(6))]
+    cells = [["X" if a == b else "NV18" if max(a, b) < 4 else "SYS" for b in range(10)] for a in range(10)]
+    ends = [f"{72 * (a // 2)}-{72 * (a // 2) + 71}\t0\t{2 + a}" if a < 4 else "" for a in range(10)]
+    text = "\n".join("\t".join([n, *row, end]) for n, row, end in zip(names, cells, ends, strict=True))
+    header = "\t" + "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
+    topology = nvidia_smi.parse(f"{header}\n{text}\n", "x", parse_stated("400Gbps", "x"))
+    assert net(topology) == sorted((f"GPU{g}", f"NIC{n}") for n in range(6) for g in (2 * (n // 3), 2 * (n // 3) + 1))
+    assert any("6 NICs are assumed to be dealt over the processors" in note for note in topology.notes)

@@ -70,12 +70,15 @@ def arch_named(name: str) -> Arch:
 
 
 def guess_arch(topology: Topology) -> str:
-    """The architecture of the machine's GPUs, inferred from its links.
+    """The architecture of the machine's oldest GPU, by compute capability, or else inferred from its links.
 
     The NVLinks of one GPU decide: 6, 12 and 18 of 25 GB/s are a V100, an A100 and an H100, up to 4 of 20 GB/s a P100,
     more a B200. Without NVLink, as in a plan over PCIe, the machine of that name in the catalogue decides. Otherwise
     PCIe decides: generation 3 means volta, 4 ampere, 5 hopper.
     """
+    known = [sm for gpu in topology.ranks if (sm := topology.vertex[gpu].sm) is not None]
+    if known and len(known) == len(topology.ranks):
+        return next((name for name, arch in reversed(ARCHS.items()) if arch.sm <= min(known)), "pascal")
     unit = exact_unit(topology)
     lanes = [unit * x.capacity for x in topology.links if x.kind == "nvlink"]
     if not lanes:

@@ -155,15 +155,17 @@ def _processors(root: Element, source: str) -> Iterator[Evidence]:
 
 
 def _nic_paths(root: Element, source: str) -> Iterator[Evidence]:
-    """Distances from NICs to GPUs: PIX below one bridge, PHB below one processor, else SYS."""
+    """Distances from NICs to GPUs: PIX below one bridge, PXB below several, PHB below one processor, else SYS."""
     gpus = [gpu for gpu in root.below("gpu") if "dev" in gpu.attributes]
     for nic in root.below("nic"):
         if not any(_whole(net.attributes.get("speed")) for net in nic.all("net")):
             continue
         over = _above(nic)
         for gpu in gpus:
-            common = next(element for element in _above(gpu) if element in over)
-            kind = {"system": "SYS", "cpu": "PHB"}.get(common.tag, "PIX")
+            way = _above(gpu)
+            common = next(element for element in way if element in over)
+            near = max(way.index(common), over.index(common)) <= 1
+            kind = {"system": "SYS", "cpu": "PHB"}.get(common.tag, "PIX" if near else "PXB")
             yield NicPath(Location(source, nic.line), _nic_name(nic), f"GPU{gpu.attributes['dev']}", kind)
 
 

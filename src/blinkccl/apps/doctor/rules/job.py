@@ -6,6 +6,7 @@ If the files do not state the job, it is inferred, and a note of the case gives 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,11 +17,11 @@ from blinkccl.cost.baselines.nccl_model import SERVED
 from blinkccl.cost.baselines.nccl_server import NcclServer
 from blinkccl.errors import BlinkError
 from blinkccl.show.text import gb_per_s_text, ids
-from blinkccl.topology import nvidia_smi
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.connectivity import parts
-from blinkccl.topology.model import FAST_KINDS, Topology
+from blinkccl.topology.model import FAST_KINDS, Link, Topology
 from blinkccl.topology.select import ids_text, network_for
+from blinkccl.topology.stated import assumed
 from blinkccl.trees.algorithms.bounds import certificate_for
 from blinkccl.trees.algorithms.in_switch import in_switch_forest
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Partition
@@ -43,10 +44,11 @@ _SERVERS = (
 
 @dataclass(frozen=True, slots=True)
 class ProvedBound:
-    """The proved bound on busbw in GB/s, and its cut."""
+    """The proved bound on busbw in GB/s, its cut, and the kinds of links that it rests on."""
 
     busbw_gb_per_s: float
     cut: str
+    kinds: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +118,18 @@ class MeasuredJob:
         return self.joined_somewhere and len(self.islands()) > len(servers)
 
     @property
-    def assumed(self) -> bool:
-        """True if the bound rests on PCIe links whose rate no file states."""
-        if not any(x.kind == "pcie" and x.provenance == "nvidia-smi" for x in self.topology.links):
-            return False
-        return not self.joined_somewhere or self.split
+    def assumed(self) -> list[str]:
+        """The assumed rates that the bound rests on, in words: no file states them."""
+        bound = self.bound
+        return [] if bound is None else assumed(self.topology, bound.kinds)
+
+    @property
+    def certain(self) -> bool:
+        """True if files or the catalogue state all rates that the bound rests on; NCCL's XML states none of a bus."""
+        kinds = frozenset[str]() if self.bound is None else self.bound.kinds
+        links = [x for x in self.topology.links if x.kind in kinds]
+        bus = any(x.kind == "smp" and x.provenance in ("nccl-xml", "nvml") for x in links)
+        return not self.assumed and not bus and not any(x.provenance == "nvidia-smi" for x in links)
 
     @property
     def bound_text(self) -> str:
@@ -128,9 +137,8 @@ class MeasuredJob:
         bound = self.bound
         if bound is None:
             return "unknown: no link joins these GPUs"
-        condition = (
-            f" if PCIe gives {nvidia_smi.PCIE_GB_PER_S} GB/s, which nvidia-smi does not state" if self.assumed else ""
-        )
+        taken = self.assumed
+        condition = f" (assumed: {', '.join(taken)})" if taken else ""
         bus = [x for x in self.topology.links if x.kind == "smp" and x.provenance == "nccl-xml"]
         if bus and "smp" in bound.cut:
             condition = f" if the bus between sockets gives {bus[0].gb_per_s:g} GB/s (NCCL's constant)"
@@ -240,7 +248,8 @@ def bound_of(topology: Topology, ranks: tuple[int, ...], collective: str) -> Pro
         except BlinkError:
             continue
         algbw = float(proof.bound) * network.unit_gb_per_s
-        return ProvedBound(algbw * float(bus_factor(collective, len(ranks))), cut_text(proof, network))
+        kinds = frozenset(x.kind for x in _limiting(proof, network))
+        return ProvedBound(algbw * float(bus_factor(collective, len(ranks))), cut_text(proof, network), kinds)
     return None
 
 
@@ -260,6 +269,18 @@ def _collective(name: str, size: int) -> Collective:
     rooted = name in ("broadcast", "reduce", "gather", "scatter")
     ends = {"src": 0, "dst": size - 1} if name == "sendrecv" else {"root": 0} if rooted else {}
     return Collective(name, size, **ends)
+
+
+def _limiting(proof: Certificate, network: Topology) -> Iterator[Link]:
+    """The links whose rates make the bound."""
+    match proof:
+        case Cut():
+            yield from (x for x in network.links if (x.src in proof.side) != (x.dst in proof.side))
+        case Partition():
+            block = {v: number for number, part in enumerate(proof.blocks) for v in part}
+            yield from (x for x in network.links if block.get(x.src) != block.get(x.dst))
+        case Dual():
+            yield from (network.link[u, v] for u, v, _ in proof.prices)
 
 
 def cut_text(proof: Certificate, network: Topology) -> str:

@@ -55,7 +55,7 @@ def contradictions(case: Case) -> Iterator[Finding]:
             break
     for job in jobs(case):
         best, most = job.measured, job.bound
-        if best is None or most is None or job.machine.inferred or job.machine.switched or job.assumed:
+        if best is None or most is None or job.machine.inferred or job.machine.switched or not job.certain:
             continue
         real = min(x.gb_per_s for x in job.topology.links) >= LEAST_REAL_GB_PER_S
         if best.busbw_gb_per_s >= ABOVE * most.busbw_gb_per_s and real:
@@ -127,7 +127,7 @@ def _modelled(job: MeasuredJob) -> float | None:
     """NCCL's modelled busbw; if the model takes too long, the least part of the bound that NCCL reaches."""
     if job.expected is not None:
         return job.expected.busbw_gb_per_s
-    return None if job.bound is None or job.assumed else GAP * job.bound.busbw_gb_per_s
+    return None if job.bound is None or not job.certain else GAP * job.bound.busbw_gb_per_s
 
 
 def _low(name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineRead, most: str) -> Iterator[Finding]:
