@@ -42,15 +42,19 @@ def test_a_large_allreduce_carries_the_least_over_every_interface(cost: Cost, na
     assert 1 <= chunk <= AREA.staging_bytes
 
 
+@pytest.mark.parametrize(("name", "into", "out_of"), [("broadcast", "in", "out"), ("reduce", "out", "in")])
 @given(names=NAMES, root=st.integers(0, 8))
-def test_no_interface_carries_a_broadcast_more_than_once(names: list[str], root: int) -> None:
+def test_every_host_is_entered_once_and_the_roots_never(
+    name: str, into: str, out_of: str, names: list[str], root: int
+) -> None:
     hosts = Hosts.of(names)
-    collective = Collective("broadcast", len(names), root=root % len(names))
+    collective = Collective(name, len(names), root=root % len(names))
     plan, _ = selected(hosts, collective, 1 << 28, COSTS[1], AREA, False)
     carried = crossing(plan.program, hosts)
     source = hosts.host_of[root % len(names)]
-    assert max(carried.values()) == 1
-    assert all(carried[host, "in"] == 1 for host in range(len(hosts.members)) if host != source)
+    entered = {host: part for (host, way), part in carried.items() if way == into}
+    assert entered == {host: 1 for host in range(len(hosts.members)) if host != source}
+    assert max(part for (_, way), part in carried.items() if way == out_of) == 1
 
 
 @given(names=NAMES)

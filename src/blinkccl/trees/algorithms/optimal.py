@@ -21,7 +21,8 @@ from 17 ranks on whenever they are found.
 
 **Weights and depth.** Weights with a denominator above 64 are rounded, at a cost of at most a hundredth of the rate. If
 the plan of an all-to-all collective is still deep, trees with fewer hops are searched; ``least-depth`` searches for the
-fewest (:mod:`~blinkccl.trees.algorithms.refine`). ``exact`` computes the optimum itself, without a limit on time.
+fewest (:mod:`~blinkccl.trees.algorithms.refine`). The trees of one root enter a server as rarely as rate and depth
+permit. ``exact`` computes the optimum itself, without a limit on time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ from blinkccl.trees.algorithms.bounds import all_pairs_flow, certificate_for, ph
 from blinkccl.trees.algorithms.forests import Draft, forest_of
 from blinkccl.trees.algorithms.optimal_allreduce import both_ways, up_and_down
 from blinkccl.trees.algorithms.rank_network import RankNetwork, rank_network_of
-from blinkccl.trees.algorithms.refine import LONGEST_WEIGHT, is_deep, least_rate, shallower, shortened
+from blinkccl.trees.algorithms.refine import (
+    LONGEST_WEIGHT,
+    inside_servers,
+    is_deep,
+    least_rate,
+    shallower,
+    shortened,
+)
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.stars import one_hop
 from blinkccl.trees.forest.model import Forest
@@ -169,8 +177,12 @@ def _short_weights(job: PlanningJob, forest: Forest) -> Forest:
     return equal if equal.longest_weight <= LONGEST_WEIGHT and equal.rate >= least_rate(forest) else forest
 
 
+def _inside_servers(job: PlanningJob, forest: Forest) -> Forest:
+    return inside_servers(job.request, forest) if job.has_trees else forest
+
+
 #: Refinements of a plan of the best rate, in this order; each returns its argument if it does not apply.
-STEPS = (_fewer_hops, _few_trees, _short_weights)
+STEPS = (_fewer_hops, _few_trees, _short_weights, _inside_servers)
 
 
 # Optimal gather, scatter, AllToAll and sendrecv: maximum flows decomposed into paths.

@@ -10,7 +10,7 @@ ranks, get the same units, so a symmetric plan stays symmetric.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from heapq import nsmallest
@@ -20,7 +20,8 @@ from blinkccl.trees.algorithms.bounds import reverse_of
 from blinkccl.trees.algorithms.forests import forest_of, tree_drafts
 from blinkccl.trees.algorithms.rank_network import RankNetwork
 from blinkccl.trees.algorithms.request import Request
-from blinkccl.trees.forest.model import Forest, attained_rate, crossings
+from blinkccl.trees.algorithms.shapes import Paths, by_server, stays_inside, transit_paths
+from blinkccl.trees.forest.model import Forest, Path, Share, Tree, attained_rate, crossings, link_use
 from blinkccl.trees.packing import native_flows
 from blinkccl.trees.packing.columns import Column, Prices, best_mix
 from blinkccl.trees.packing.equal_trees import LOSS
@@ -336,3 +337,64 @@ class HopLimited:
     def _crossed(self, hop: Hop) -> list[Arc]:
         arcs = list(pairwise(hop))
         return arcs + [(v, u) for u, v in arcs] if self.both_ways else arcs
+
+
+# Hops inside servers. A tree of the best rate may send data back to a server that has it already. This costs no rate,
+# but a message between servers. A rank then receives from that rank of its server which is nearest to the root.
+
+
+def inside_servers(request: Request, forest: Forest) -> Forest:
+    """The trees of one root with hops inside servers instead of between them, where neither rate nor depth suffers."""
+    if forest.collective.root is None or len(by_server(forest.topology, forest.ranks)) == 1:
+        return forest
+    moving = _MovingInside(forest, transit_paths(request.network, forest.ranks), link_use(forest.shares))
+    return replace(forest, shares=tuple(map(moving.moved, forest.shares)))
+
+
+@dataclass(frozen=True, slots=True)
+class _MovingInside:
+    """Data over links as parts of S, in ``use``, while hops move one after another."""
+
+    forest: Forest
+    paths: Paths
+    use: dict[Arc, Fraction]
+
+    def moved(self, share: Share) -> Share:
+        if share.broadcast is not None:
+            return replace(share, broadcast=self._tree(share.broadcast, share.weight, lambda path: path))
+        assert share.reduce is not None
+        down = self._tree(share.reduce.reversed(), share.weight, lambda path: path[::-1])
+        return replace(share, reduce=down.reversed())
+
+    def _tree(self, tree: Tree, weight: Fraction, turned: Callable[[Path], Path]) -> Tree:
+        """An out-tree; ``turned`` is a path in the direction of the data."""
+        vertex = self.forest.topology.vertex
+        depth, nearest = {tree.root: 0}, {vertex[tree.root].server: tree.root}
+        for hop in breadth_first(tree.root, tree.edges):
+            depth[hop[-1]] = depth[hop[0]] + 1
+            nearest.setdefault(vertex[hop[-1]].server, hop[-1])
+        edges = []
+        for path in tree.edges:
+            rank = path[-1]
+            near = nearest[vertex[rank].server]
+            if depth[near] < depth[rank] and near != path[0]:
+                ends = turned((near, rank))
+                way = self.paths.get((ends[0], ends[1]))
+                if way is not None and self._better(way, turned(path), weight):
+                    path = turned(way)
+            edges.append(path)
+        return replace(tree, edges=tuple(edges))
+
+    def _better(self, way: Path, old: Path, weight: Fraction) -> bool:
+        """Move the data from ``old`` to ``way`` and return True, if only ``way`` is inside and its links have room."""
+        topology, rate = self.forest.topology, self.forest.rate
+        if stays_inside(topology, old) or not stays_inside(topology, way):
+            return False
+        links = [*pairwise(way)]
+        if any((self.use.get(arc, 0) + weight) * rate > topology.link[arc].capacity for arc in links):
+            return False
+        for arc in pairwise(old):
+            self.use[arc] -= weight
+        for arc in links:
+            self.use[arc] = self.use.get(arc, Fraction(0)) + weight
+        return True
