@@ -24,12 +24,13 @@ from pathlib import Path
 
 from nccl_wheel import WHEELS, Graph, Wheel, fetched
 
-from blinkccl.cost.baselines.nccl_links import ARCHS, BROADWELLS, OLDER_AMD, VERSION, guess_arch
+from blinkccl.cost.baselines.nccl_links import ARCHS, BROADWELLS, OLDER_AMD, VERSION
 from blinkccl.cost.baselines.nccl_search import Chains, Channels, search
 from blinkccl.cost.baselines.nccl_system import NcclMachine, see
 from blinkccl.private_files import cache_directory
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.fabric import compose
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import Topology
 from blinkccl.topology.nccl_xml_write import write
 

@@ -306,7 +306,7 @@ def _job_of_plan(path: Path, spec: str | None) -> tuple[Request, Forest]:
 
 def _gpu(topology: Topology) -> str:
     """The GPU whose rate of arithmetic --model uses."""
-    from blinkccl.cost.baselines.nccl_links import guess_arch
+    from blinkccl.topology.gpus import guess_arch
 
     arch = guess_arch(topology)
     if arch not in _GPUS:

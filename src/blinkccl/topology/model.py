@@ -24,10 +24,9 @@ LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "smp", "net", "shm")
 #: Kinds that ``--links fast`` prefers inside a server. C2C is left out. It joins a GPU to its processor, and no
 #: store goes through the processor to another GPU.
 FAST_KINDS = ("nvlink", "xgmi", "shm")
-PROVENANCES = (
-    *("catalog", "declared", "nvml", "measured", "nvidia-smi", "rocm-smi", "amd-smi", "lstopo", "nccl-xml"),
-    *("synthetic", "host"),
-)
+#: Tools whose output describes a real machine.
+READ_PROVENANCES = ("nvml", "nvidia-smi", "rocm-smi", "amd-smi", "nccl-xml")
+PROVENANCES = (*READ_PROVENANCES, "catalog", "declared", "measured", "lstopo", "synthetic", "host")
 
 
 @dataclass(frozen=True, slots=True)

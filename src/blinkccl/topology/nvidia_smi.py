@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_constants as nccl
@@ -24,7 +25,9 @@ from blinkccl.topology.select import ids_text
 from blinkccl.topology.stated import NOTHING, Stated
 
 #: Usual rates; nvidia-smi names neither the generation of NVLink nor that of PCIe.
-LANE_GB_PER_S, SMP_GB_PER_S = 25, 10
+LANE_GB_PER_S = 25
+#: Between processors by the PCIe of their time, with the processors for which NCCL counts it.
+SMP_GB_PER_S = {3: (10, "QPI or UPI"), 4: (24, "AMD's family 25"), 5: (22, "Sapphire Rapids")}
 #: The GPU with this number of NVLinks, and the words for it. Blackwell has 18 too, with twice the rate.
 _BY_LANES = {
     6: ("V100", "6 NVLinks: V100"),
@@ -37,6 +40,9 @@ MAX_LANES_PER_GPU = 18
 NVLINK1_LANES_PER_GPU = 4
 #: Characters of a line after its parts are joined again.
 MAX_LINE = 16_384
+
+#: The note of a matrix whose GPUs share memory with their processors.
+GRACE_NOTE = "the C2C links between GPUs and processors are left out, as no cell shows them"
 
 _TRAILING = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA\s*ID")
 #: The name of another column, such as NUMA: devices have a number.
@@ -332,6 +338,16 @@ def _add_nvlinks(box: Assembly, matrix: Cells, stated: Stated) -> None:
             )
 
 
+def _pcie(generation: int) -> Fraction:
+    """GB/s of ×16."""
+    return nccl.pcie_gb_per_s(nccl.PCI_SPEED_OF[generation], nccl.PCI_DEFAULT_WIDTH)
+
+
+def _of_rate(gb_per_s: Fraction | None) -> int:
+    """The generation of PCIe in which ×16 carries this rate or nearly so: 3, 4 or 5; 3 for an unknown rate."""
+    return next((gen for gen in (5, 4) if gb_per_s is not None and gb_per_s >= _pcie(gen)), 3)
+
+
 def _add_pcie(box: Assembly, matrix: Cells, stated: Stated) -> list[list[int]]:
     """Add the PCIe tree; return the GPUs of each host."""
     distances = _distances(matrix)
@@ -341,17 +357,19 @@ def _add_pcie(box: Assembly, matrix: Cells, stated: Stated) -> list[list[int]]:
         raise _contradiction(matrix, contradiction) from None
     hosts = pcie_tree.merge_by_affinity(node, distances, matrix.affinity)
     model, basis = matrix.model()
-    generation = 3 if model is None else model.pcie
+    # A NIC with more than PCIe 3 ×16 carries shows a machine of a later generation.
+    generation = _of_rate(stated.nic) if model is None else model.pcie
     why = f"generation {generation} ×16" + (f", as {basis} has" if matrix.products else "")
-    usual = nccl.pcie_gb_per_s(nccl.PCI_SPEED_OF[generation], nccl.PCI_DEFAULT_WIDTH)
+    usual = _pcie(generation)
     pcie = stated.rate(box, "pcie", "the PCIe link of a GPU", usual, why)
     groups = [gpus for host in hosts if (gpus := [device for device in host if device < matrix.gpu_count])]
-    smp = stated.rate(box, "smp", "the bus between processors", SMP_GB_PER_S) if len(groups) > 1 else SMP_GB_PER_S
+    bus, processors = SMP_GB_PER_S[generation if stated.pcie is None else _of_rate(pcie)]
+    smp = stated.rate(box, "smp", "the bus between processors", bus, processors) if len(groups) > 1 else Fraction(bus)
     pcie_tree.attach(box, hosts, pxb, pix, matrix.gpu_count, pcie, smp)
     if any("NODE" in row for row in matrix.cells):
         box.notes.append("several host bridges of a NUMA node (NODE) are treated as one (PHB)")
     if any(matrix.gpu_numa):
-        box.notes.append("the C2C links between GPUs and processors are left out, as no cell shows them")
+        box.notes.append(GRACE_NOTE)
     return groups
 
 

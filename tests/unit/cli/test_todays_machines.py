@@ -63,3 +63,54 @@ def test_mscclpp_gets_no_channel_through_a_processors_memory(blink, tmp_path):
         ended = blink("export", plan, "--to", "mscclpp", "-o", tmp_path / "x.json")
         assert ended.code == code
     assert "the memory of CPU0" in ended.err
+
+
+def algorithms(document):
+    return {row["algorithm"]: row for row in document["sizes"][-1]["algorithms"]}
+
+
+@pytest.mark.parametrize("name", ["four-a100-nv4.nvidia-smi.txt", "gb200-tray.nccl.xml"])
+def test_rows_of_a_machine_outside_the_catalogue_have_rates_of_one_kind(blink, name):
+    # A ring through all lanes is the same ring for both, so only their chunks and latencies differ.
+    rows = algorithms(document(blink, "sim", "allreduce", "--topo", str(FIXTURES / name), "-s", "4G"))
+    assert rows["nccl-2.4"]["busbw_gb_per_s"] == pytest.approx(rows["optimal"]["busbw_gb_per_s"], rel=0.05)
+
+
+@pytest.mark.parametrize(("code", "absent"), [("kernels", "nccl-2.4"), ("copies", "nccl-2.30")])
+def test_nominal_rates_stand_beside_no_others(blink, code, absent):
+    table = document(blink, "sim", "allreduce", "--topo", "ring:4", "--code", code, "-s", "1G")
+    assert absent not in algorithms(table)
+    assert "nominal" in table["absent"][absent]
+
+
+#: One GPU, C2C to its processor, and a NIC on another PCIe root.
+GRACE_HOPPER = """<system version="1">
+  <cpu numaid="0" arch="arm64" vendor="ARM">
+    <pci busid="0009:01:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
+      <gpu dev="0" sm="90" rank="0" gdr="1"><c2c bw="45000" count="10"/></gpu>
+    </pci>
+    <pci busid="0002:01:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16">
+      <nic><net name="mlx5_0" dev="0" speed="200000" port="1" gdr="1"/></nic>
+    </pci>
+  </cpu>
+</system>
+"""
+
+
+def test_nccl_has_no_time_through_a_grace_processor(blink, tmp_path):
+    # Two GH200 measured 79.7 and 96.1 GB/s (nccl#1579), where the model without P2C said 2.40.
+    (tmp_path / "gh200.xml").write_text(GRACE_HOPPER)
+    job = ("allreduce", "--topo", f"2x {tmp_path / 'gh200.xml'} @ 400Gbps")
+    table = document(blink, "sim", *job, "-s", "1G")
+    assert "P2C" in table["absent"]["nccl-2.30"]
+    assert "P2C" in blink("plan", *job).out
+    assert "P2C" in document(blink, "explain", *job, "-s", "1G")["nccl"]["why_not"]
+
+
+def test_two_l40s_of_two_sockets_are_predicted_as_measured(blink):
+    # Two L40S of two sockets with peer access between them: busbw 20 GB/s at 1 GiB (nccl-tests log of a public thread).
+    # The file names the GPUs, so PCIe is of generation 4, and the bus between processors carries one such link.
+    machine = str(FIXTURES / "two-l40s.nvidia-smi.txt")
+    rows = algorithms(document(blink, "sim", "allreduce", "--topo", machine, "-s", "1G"))
+    assert rows["nccl-2.30"]["busbw_gb_per_s"] == pytest.approx(20, rel=0.05)
+    assert rows["optimal"]["busbw_gb_per_s"] == pytest.approx(20, rel=0.05)

@@ -5,10 +5,10 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from blinkccl.cost.baselines.nccl_links import guess_arch
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.topology import nccl_xml, nccl_xml_write
 from blinkccl.topology.catalog import machine
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec

@@ -5,14 +5,15 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from blinkccl.cost.baselines.nccl_links import PIX, PXB, guess_arch, kind_of
+from blinkccl.cost.baselines.nccl_links import PIX, PXB, kind_of
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_xml, nccl_xml_write, nvidia_smi
 from blinkccl.topology.catalog import CUBE_MESH, machine
 from blinkccl.topology.formats import read_topology
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
-from blinkccl.topology.stated import parse_stated
+from blinkccl.topology.stated import NOTHING, parse_stated
 from support.topology_dumps import Machine, wrapped
 from support.topology_dumps import nvidia_smi as printed
 
@@ -376,3 +377,15 @@ def test_nics_that_are_far_from_every_gpu_are_dealt_over_the_processors() -> Non
     topology = nvidia_smi.parse(f"{header}\n{text}\n", "x", parse_stated("400Gbps", "x"))
     assert net(topology) == sorted((f"GPU{g}", f"NIC{n}") for n in range(6) for g in (2 * (n // 3), 2 * (n // 3) + 1))
     assert any("6 NICs are assumed to be dealt over the processors" in note for note in topology.notes)
+
+
+@pytest.mark.parametrize(
+    ("stated", "pcie", "smp"),
+    [("", 12, 10), ("nic=100Gbps", 12, 10), ("nic=200Gbps", 24, 24), ("nic=400Gbps", 48, 22), ("pcie=gen4", 24, 24)],
+)
+def test_nics_and_pcie_imply_what_is_around_them(stated: str, pcie: int, smp: int) -> None:
+    """No slot of an older generation feeds such a card; the bus between processors is of the same time."""
+    text = small("GPU0\tX\tSYS\t0-15", "GPU1\tSYS\tX\t16-31")
+    topology = nvidia_smi.parse(text, "x", parse_stated(stated, "x") if stated else NOTHING)
+    rates = {kind: {x.gb_per_s for x in topology.links if x.kind == kind} for kind in ("pcie", "smp")}
+    assert rates == {"pcie": {pcie}, "smp": {smp}}

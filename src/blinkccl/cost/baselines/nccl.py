@@ -19,7 +19,7 @@ from functools import cached_property
 from math import ceil
 
 from blinkccl.cost.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
-from blinkccl.cost.baselines.nccl_links import arch_named, guess_arch
+from blinkccl.cost.baselines.nccl_links import arch_named
 from blinkccl.cost.baselines.nccl_model import SERVED
 from blinkccl.cost.baselines.nccl_server import NcclPrediction, NcclServer
 from blinkccl.cost.baselines.nccl_system import check_nvidia
@@ -28,6 +28,7 @@ from blinkccl.cost.simulate.run import Simulation, simulate_frame
 from blinkccl.errors import BlinkError, TopologyError, UnsupportedError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.topology.fabric import cables_of
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import FAST_KINDS
 from blinkccl.topology.select import PCIE_CHOICES, joining_links
 from blinkccl.trees.algorithms import ring
@@ -178,7 +179,7 @@ def nccl_230_fault(request: Request) -> str | None:
         return f"NCCL runs {name} as sends and receives, which its cost model does not cover"
     if request.links in PCIE_CHOICES and request.links != joining_links(request.topology, request.ranks)[0]:
         return f"NCCL selects its links itself and cannot follow --links {request.links}"
-    return None
+    return NcclServer.of(request.topology, request.ranks).fault(name)
 
 
 def nccl_230(request: Request, calibration: Calibration | None = None) -> NcclServer:

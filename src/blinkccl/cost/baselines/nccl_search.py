@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from blinkccl.cost.baselines.nccl_links import KINDS, PHB, PIX, PXB, PXN, SYS, VERSION, guess_arch
+from blinkccl.cost.baselines.nccl_links import KINDS, PHB, PIX, PXB, PXN, SYS, VERSION
 from blinkccl.cost.baselines.nccl_packing import MOST_CHANNELS, Packing, SearchStep, ServerChannel
 from blinkccl.cost.baselines.nccl_system import NcclHop, NcclMachine, see
 from blinkccl.errors import UnsupportedError
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import Topology
 
 

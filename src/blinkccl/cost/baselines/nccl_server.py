@@ -22,12 +22,13 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf
 
-from blinkccl.cost.baselines.nccl_links import VERSION, guess_arch
+from blinkccl.cost.baselines.nccl_links import VERSION
 from blinkccl.cost.baselines.nccl_model import BASE_US, PROTOCOLS, STEP_US, CostLine, NcclEstimate, choose
 from blinkccl.cost.baselines.nccl_search import Channels, search
-from blinkccl.cost.baselines.nccl_system import NcclHop, NcclMachine, see
+from blinkccl.cost.baselines.nccl_system import NcclHop, NcclMachine, nvlink_domains, on_grace, see
 from blinkccl.cost.simulate.calibration import Calibration, calibration_for, link_cost
 from blinkccl.errors import UnsupportedError
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import Topology
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
@@ -79,8 +80,35 @@ class NcclServer:
             raise UnsupportedError(f"the GPUs are in {len(servers)} NVLink domains; give GPUs of one server")
         return servers[0]
 
+    def fault(self, collective: str) -> str | None:
+        """The reason that the model has no time for a collective on these links, without full stop; None if it has."""
+        domains, grace = self._domains, on_grace(self.topology, self.ranks)
+        if len(domains) > 1 and grace:
+            return "on Grace servers NCCL reaches the network through the processor (P2C), which is not modelled"
+        in_switch = self.arch in NVLS_EFFICIENCY and min(map(len, domains)) >= _LEAST_NVLS
+        if len(domains) > 1 and in_switch and collective == "allreduce":
+            return "NCCL may reduce in the NVSwitches of several servers (NVLSTree), which is not modelled"
+        if grace and len(domains) == 1 and self._through_c2c:
+            return "NCCL's path between GPUs leads through a Grace processor (C2C), which is not modelled"
+        return None
+
+    @cached_property
+    def _domains(self) -> list[tuple[int, ...]]:
+        return nvlink_domains(self.topology, self.ranks)
+
+    @cached_property
+    def _through_c2c(self) -> bool:
+        links = self.topology.link
+        return any(links[pair].kind == "c2c" for hop in self.server.hops.values() for pair in pairwise(hop.path))
+
     def at(self, collective: str, size_bytes: int) -> NcclEstimate:
-        """NCCL's fastest algorithm and protocol for S bytes; of equal ones its own model's choice."""
+        """NCCL's fastest algorithm and protocol for S bytes; of equal ones its own model's choice.
+
+        UnsupportedError with the :meth:`fault`, if there is one.
+        """
+        fault = self.fault(collective)
+        if fault is not None:
+            raise UnsupportedError(fault)
         best = choose(self.channels, collective, size_bytes)
         if best.protocol == "Simple":
             reach = self._ring_reach if best.algorithm == "ring" else self._tree_reach

@@ -31,6 +31,7 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.catalog import APPLE
 from blinkccl.topology.model import Topology
+from blinkccl.topology.nvidia_smi import GRACE_NOTE
 from blinkccl.topology.select import check_ranks
 from blinkccl.trees.forest.model import Path
 
@@ -130,7 +131,7 @@ def see(
     check_ranks(topology, ranks)
     check_nvidia(topology, ranks)
     sight = _Sight(topology, frozenset(ranks), arch_named(arch), version)
-    return tuple(sight.server(gpus) for gpus in sight.domains())
+    return tuple(sight.server(gpus) for gpus in nvlink_domains(topology, ranks))
 
 
 def check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
@@ -144,6 +145,34 @@ def check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
     apple = [topology.vertex[rank].label for rank in ranks if APPLE in topology.vertex[rank].name.split("/")[-1]]
     if apple:
         raise UnsupportedError(f"NCCL runs on NVIDIA GPUs, but {apple[0]} of {topology.name} is Apple's")
+
+
+def nvlink_domains(topology: Topology, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """The job's GPUs by NVLink domain: by server, or by servers that NVLink joins."""
+    first = {topology.vertex[v].server: topology.vertex[v].server for v in sorted(ranks)}
+
+    def home(server: int) -> int:
+        return server if first[server] == server else home(first[server])
+
+    fabric: dict[int, int] = {}
+    present = frozenset(ranks)
+    for src, dst in sorted((x.src, x.dst) for x in topology.links if x.kind == "nvlink" and x.src in present):
+        if dst not in present and not topology.is_transit(dst):
+            continue
+        server = topology.vertex[src].server
+        other = topology.vertex[dst].server if dst in present else fabric.setdefault(dst, server)
+        low, high = sorted((home(server), home(other)))
+        first[high] = low
+    domains: dict[int, list[int]] = {}
+    for gpu in sorted(ranks, key=lambda v: (topology.vertex[v].server, v)):
+        domains.setdefault(home(topology.vertex[gpu].server), []).append(gpu)
+    return [tuple(gpus) for gpus in domains.values()]
+
+
+def on_grace(topology: Topology, ranks: Sequence[int]) -> bool:
+    """True if C2C joins GPUs of the job to their processors."""
+    present = frozenset(ranks)
+    return GRACE_NOTE in topology.notes or any(x.kind == "c2c" and x.src in present for x in topology.links)
 
 
 class _Sight:
@@ -163,25 +192,6 @@ class _Sight:
         for src, dst in sorted(self.rate, key=lambda arc: (-self.rate[arc], arc)):
             self.ahead.setdefault(src, []).append(dst)
             self.behind.setdefault(dst, []).append(src)
-
-    def domains(self) -> list[tuple[int, ...]]:
-        """The job's GPUs by NVLink domain: by server, or by servers that NVLink joins."""
-        first = {self.topology.vertex[v].server: self.topology.vertex[v].server for v in sorted(self.ranks)}
-
-        def home(server: int) -> int:
-            return server if first[server] == server else home(first[server])
-
-        fabric: dict[int, int] = {}
-        for (src, dst), kind in sorted(self.kind.items()):
-            if kind == "nvlink" and src in self.ranks:
-                server = self.topology.vertex[src].server
-                other = self.topology.vertex[dst].server if dst in self.ranks else fabric.setdefault(dst, server)
-                low, high = sorted((home(server), home(other)))
-                first[high] = low
-        domains: dict[int, list[int]] = {}
-        for gpu in sorted(self.ranks, key=lambda v: (self.topology.vertex[v].server, v)):
-            domains.setdefault(home(self.topology.vertex[gpu].server), []).append(gpu)
-        return [tuple(gpus) for gpus in domains.values()]
 
     def server(self, gpus: tuple[int, ...]) -> NcclMachine:
         hops = {(src, dst): hop for dst in gpus for src, hop in self._paths_to(dst, gpus).items()}

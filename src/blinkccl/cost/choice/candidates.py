@@ -12,6 +12,7 @@ from blinkccl.cost.baselines import registry
 from blinkccl.cost.baselines.candidate import Baseline, Conditions, Prepared, TimedPlan, planned
 from blinkccl.cost.choice.programs import Gpu, compiled, gpu_of, kernels_fault, on_stores
 from blinkccl.cost.choice.timed import KernelPlan
+from blinkccl.cost.simulate.calibration import FALLBACK
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.trees.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.trees.algorithms.registry import ALGORITHMS
@@ -62,10 +63,31 @@ def candidates(code: Code) -> dict[str, Baseline]:
     """All candidates by name, algorithms first."""
     rows = registry.candidates()
     if code.gpu is None:
-        return rows
+        return rows | {"nccl-2.30": _at_like_rates(rows["nccl-2.30"], _COUNTED)}
     gpu = code.gpu
+    for name in ("nccl-2.4", "nccl-2.4-as-written", "plain-ring"):
+        rows[name] = _at_like_rates(rows[name], _NOMINAL)
     by_kernels = {name: Baseline(row.about, row.source, _by_kernels(name, gpu)) for name, row in ALGORITHMS.items()}
     return rows | by_kernels
+
+
+#: Reasons of rows whose rates have no common basis with the others.
+_NOMINAL = "its NVLinks are nominal here, as no calibration has them, and those of kernels are not; try --code copies"
+_COUNTED = "NCCL's model has the rates that it counts, and copies have nominal NVLinks here; try --code kernels"
+
+
+def _at_like_rates(row: Baseline, reason: str) -> Baseline:
+    """``row``, absent where its rates and those of the other rows have no common basis.
+
+    Without a calibration one of the two has nominal NVLinks, and the other NVLinks as NCCL counts them.
+    """
+
+    def prepare(request: Request, conditions: Conditions) -> Prepared:
+        if conditions.calibration.name == FALLBACK and any(x.kind == "nvlink" for x in request.network.links):
+            raise UnsupportedError(reason)
+        return row.prepare(request, conditions)
+
+    return replace(row, prepare=prepare)
 
 
 def _by_kernels(name: str, gpu: Gpu) -> Callable[[Request, Conditions], Prepared]:

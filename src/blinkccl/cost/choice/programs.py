@@ -8,7 +8,7 @@ from functools import cached_property
 from blinkccl.codegen.channels import channel_loops, require_direct_stores
 from blinkccl.codegen.layout import Geometry
 from blinkccl.collectives.spec import Collective
-from blinkccl.cost.baselines.nccl_links import CountedLinks, guess_arch
+from blinkccl.cost.baselines.nccl_links import CountedLinks
 from blinkccl.cost.baselines.nccl_system import check_nvidia
 from blinkccl.cost.choice.block_costs import BlockWork, work_of
 from blinkccl.errors import TopologyError, UnsupportedError
@@ -17,6 +17,7 @@ from blinkccl.schedule.dealing import dealt
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.memories import without_memory_links
 from blinkccl.topology.model import Topology
 from blinkccl.trees.algorithms.bounds import bound_gb_per_s

@@ -24,20 +24,25 @@ Its rate is proportional to the lanes: two lanes reach twice ``gb_per_s``.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from blinkccl.errors import TopologyError
 from blinkccl.schema import upgraded, version_fault
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.limits import MAX_FILE_BYTES, check_labels
-from blinkccl.topology.model import LINK_KINDS, Link, Topology
+from blinkccl.topology.model import LINK_KINDS, READ_PROVENANCES, Link, Topology
 
 #: The calibration of machines without their own: links at their nominal rates.
 FALLBACK = "nominal"
+#: The calibration of machines whose GPUs have PCIe alone.
+PCIE = "pcie"
 #: Limits of GB/s in a file: below, times overflow; above, no hardware exists.
 LEAST_NOMINAL_GB_PER_S, LEAST_GB_PER_S, MOST_GB_PER_S = 1e-3, 1e-6, 1e6
 
@@ -104,7 +109,10 @@ class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A calibration file; ``machines`` are the catalog's names of the machines that it serves."""
+    """A calibration file; ``machines`` are the catalog's names of the machines that it serves.
+
+    ``arch``: the architecture of NVIDIA's GPUs whose NVLinks have its rates also in other machines; "" for none.
+    """
 
     schema_version: int
     name: str
@@ -112,6 +120,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineCosts
     link: tuple[LinkClass, ...]
     machines: tuple[str, ...] = ()
+    arch: str = ""
 
     def link_class(self, link: Link) -> LinkClass:
         """The class that serves ``link``; TopologyError if no class does."""
@@ -134,8 +143,12 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def serves(self, topology: Topology) -> bool:
         """True if every link of ``topology`` has a class."""
+        return self.serves_links(topology.links)
+
+    def serves_links(self, links: Iterable[Link]) -> bool:
+        """True if each of ``links`` has a class."""
         try:
-            for link in topology.links:
+            for link in links:
                 self.link_class(link)
         except TopologyError:
             return False
@@ -257,10 +270,33 @@ def machine_name(topology: Topology) -> str:
 
 
 def calibration_for(topology: Topology) -> Calibration:
-    """The calibration of a topology's machine: the first that names it and has all its links, else ``nominal``."""
+    """The calibration of a topology's machine, else one for its links between GPUs, else ``nominal``.
+
+    The first that names the machine and has all its links serves it. A machine that is read from a tool's output has
+    the NVLinks or xGMI links of some calibrated machine; its other links then get their nominal rates.
+    """
     machine = machine_name(topology)
     for name in calibration_names():
         candidate = calibration(name)
         if machine in candidate.machines and candidate.serves(topology):
             return candidate
-    return calibration(FALLBACK)
+    return _of_alike_links(topology) or calibration(FALLBACK)
+
+
+def _of_alike_links(topology: Topology) -> Calibration | None:
+    """A calibration with the rates of a machine whose GPUs have the same links; None for machines by rule or hand."""
+    fast = [x for x in topology.links if x.kind in ("nvlink", "xgmi")]
+    if not any(x.provenance in READ_PROVENANCES for x in topology.links):
+        return None
+    if not fast:
+        pcie = calibration(PCIE)
+        return pcie if pcie.serves(topology) else None
+    arch = guess_arch(topology)
+    for known in map(calibration, calibration_names()):
+        rows = tuple(row for row in known.link if row.kind == fast[0].kind and row.nominal_gb_per_s)
+        alike = structs.replace(known, link=rows)
+        same_gpus = known.arch == arch if fast[0].kind == "nvlink" else bool(known.machines)
+        if rows and same_gpus and alike.serves_links(fast):
+            about = f"as {known.name} between GPUs; other links at their nominal rates"
+            return structs.replace(alike, about=about, link=rows + calibration(FALLBACK).link)
+    return None

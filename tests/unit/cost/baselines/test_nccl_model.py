@@ -23,6 +23,7 @@ from blinkccl.cost.baselines.nccl_model import (
 )
 from blinkccl.cost.baselines.nccl_search import Channels, search
 from blinkccl.cost.baselines.nccl_server import NcclServer
+from blinkccl.errors import UnsupportedError
 from blinkccl.topology.spec import load
 
 #: A spec, the GPUs of a server, and the number of servers.
@@ -225,12 +226,15 @@ def test_an_allreduce_in_nvswitch_as_public_runs_have_it(ranks: int, busbw: floa
 
 
 def test_small_and_far_allreduces_leave_nvswitch_alone() -> None:
-    """LL has the least latency, NVLS serves one server here, and switches before Hopper do not reduce."""
-    for spec, ranks, size in (
-        ("hgx-h100", range(8), 8),
-        ("2x hgx-h100", range(4), 1 << 20),
-        ("dgx-a100", range(8), 1 << 30),
-    ):
+    """LL has the least latency, and switches before Hopper do not reduce."""
+    for spec, size in (("hgx-h100", 8), ("dgx-a100", 1 << 30), ("2x dgx-a100", 1 << 20)):
         topology = load(spec)[0]
-        chosen = NcclServer.of(topology, topology.ranks if spec.startswith("2x") else ranks).at("allreduce", size)
-        assert chosen.algorithm != "NVLS"
+        assert NcclServer.of(topology, topology.ranks).at("allreduce", size).algorithm != "NVLS"
+
+
+def test_what_is_not_modelled_has_a_reason_in_place_of_a_time() -> None:
+    hoppers, alone = load("2x hgx-h100")[0], load("2x hgx-h100", "0,1+0,1")
+    with pytest.raises(UnsupportedError, match="NVLSTree"):
+        NcclServer.of(hoppers, hoppers.ranks).at("allreduce", 1 << 30)
+    assert NcclServer.of(hoppers, hoppers.ranks).at("allgather", 1 << 30).algorithm == "ring"
+    assert NcclServer.of(*alone).at("allreduce", 1 << 30).algorithm in ("ring", "tree")

@@ -13,13 +13,14 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from blinkccl.cost.baselines.nccl_links import ARCHS, guess_arch
+from blinkccl.cost.baselines.nccl_links import ARCHS
 from blinkccl.cost.baselines.nccl_search import Channels, search
 from blinkccl.cost.baselines.nccl_system import see
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.catalog import CATALOG, connected_allocations, machine
 from blinkccl.topology.fabric import by_rule, compose
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import load

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.cost.baselines.candidate import Conditions
-from blinkccl.cost.choice.candidates import Code, candidates, code_of
+from blinkccl.cost.baselines.registry import BASELINES
+from blinkccl.cost.choice.candidates import candidates, code_of
 from blinkccl.cost.choice.costs import MOST_BYTES, PredictedTime, protocols_of, timing
 from blinkccl.cost.choice.programs import gpu_of, largest
 from blinkccl.cost.choice.timed import FastestProtocol, KernelPlan
@@ -82,7 +83,7 @@ def test_sim_and_the_planner_of_nccl_programs_say_the_same():
 
 def test_a_sweep_of_a_whole_dgx_1p_no_longer_trails_nccl():
     """With copies of 10 µs each it is slower at every size; with equal costs of a hop shallow trees win small sizes."""
-    kernels, nccl = plan("dgx-1p", "optimal"), candidates(Code(None))["nccl-2.30"]
+    kernels, nccl = plan("dgx-1p", "optimal"), BASELINES["nccl-2.30"]
     baseline = nccl.prepare(asked("dgx-1p", "allreduce", None), Conditions(calibration("nominal")))
     for size in (4 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20):
         assert kernels.at(size).seconds < baseline.at(size).seconds

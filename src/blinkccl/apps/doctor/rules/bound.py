@@ -9,6 +9,7 @@ from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.apps.doctor.rules.job import Expected, MeasuredJob, ProvedBound, in_switch_busbw, jobs
 from blinkccl.apps.doctor.rules.peers import near_each_other, switched_off
 from blinkccl.show.text import gb_per_s_text, ids
+from blinkccl.topology.stated import assumed
 from blinkccl.units import size_text
 
 #: NCCL's model uses practical rates, about 80 % of nominal on NVLink. A result below these parts of the bound is
@@ -28,9 +29,11 @@ def bound(case: Case) -> Iterator[Finding]:
         expected = _expected(job)
         away = _off_nvlink(case, job) if len(parts) == 1 else []
         gap = GAP_ON_NVLINK if len(parts) == 1 else GAP
+        # Rings that NCCL printed have true rates, which say nothing beside a bound of assumed PCIe and buses.
+        comparable = job.graph is None or not assumed(job.topology, most.kinds & {"pcie", "smp"})
         if away:
             yield _leaves_nvlink(job, away)
-        elif expected is not None and expected.busbw_gb_per_s < gap * most.busbw_gb_per_s:
+        elif comparable and expected is not None and expected.busbw_gb_per_s < gap * most.busbw_gb_per_s:
             yield _little(job, expected, most)
         elif not job.split:
             yield _bound(job, most)

@@ -12,13 +12,14 @@ from functools import lru_cache
 
 from blinkccl.apps.doctor.evidence import THIS_MACHINE, Case, MachineRead, MeasuredCall, NcclVersion, RingGraph
 from blinkccl.collectives.spec import Collective
-from blinkccl.cost.baselines.nccl_links import VERSION, guess_arch
+from blinkccl.cost.baselines.nccl_links import VERSION
 from blinkccl.cost.baselines.nccl_model import SERVED
 from blinkccl.cost.baselines.nccl_server import NcclServer
 from blinkccl.errors import BlinkError
 from blinkccl.show.text import gb_per_s_text, ids
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.connectivity import parts
+from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import FAST_KINDS, Link, Topology
 from blinkccl.topology.select import ids_text, network_for
 from blinkccl.topology.stated import assumed
