@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "check.h"
+#include "plans.h"
 #include "ranks.h"
-#include "tables.h"
 
 namespace blink_test {
 
@@ -15,7 +15,7 @@ struct CallOptions {
   std::int64_t count = 300;
   bool small = false;
   bool in_heap = false;
-  std::uint64_t signature = 1;
+  std::uint64_t signature = 0;  // 0: that of the call
   std::int64_t chunk = 16, slots = 1;
 };
 
@@ -23,23 +23,19 @@ class Call {
  public:
   Call(const Room& room, blink_comm* comm, int rank, const CallOptions& options)
       : comm_(comm), rank_(rank), ranks_(room.ranks()) {
-    const Plan plan = make_plan(options.kind, ranks_, options.count);
-    Binding binding;
-    binding.dtype = static_cast<std::uint32_t>(BLINK_UINT32);
-    binding.item = 4;
-    binding.chunk = options.small ? options.count : options.chunk;
-    binding.slots = options.slots;
-    binding.small = options.small;
-    binding.signature = options.signature;
-    const Rows rows = Layout(plan, binding).rows(rank);
-    const blink_tables tables = rows.tables();
+    const blink_binding binding{options.count, BLINK_UINT32, BLINK_SUM, 4 * (options.small ? options.count : options.chunk), 0};
+    blink_error error{};
+    const BoundHeld rows = bound(options.kind, room.shape(), rank, options.small, options.slots, binding, error);
+    if (!expect(rows != nullptr, "a valid plan is not bound: %s", error.text)) std::exit(1);
+    blink_tables tables = *blink_bound_tables(rows.get());
+    if (options.signature != 0) tables.signature = options.signature;
     op_ = blink_op_create(comm, &tables);
     if (!expect(op_ != nullptr, "valid tables are rejected")) std::exit(1);
-    own_in_.resize(static_cast<std::size_t>(plan.input));
-    own_out_.resize(static_cast<std::size_t>(plan.output));
+    output_ = tables.output_bytes / 4;
+    own_in_.resize(static_cast<std::size_t>(tables.input_bytes / 4));
+    own_out_.resize(static_cast<std::size_t>(output_));
     in_ = options.in_heap ? reinterpret_cast<std::uint32_t*>(room.heap(rank)) : own_in_.data();
-    out_ = options.in_heap ? in_ + plan.input : own_out_.data();
-    output_ = plan.output;
+    out_ = options.in_heap ? in_ + own_in_.size() : own_out_.data();
   }
   ~Call() { blink_op_destroy(op_); }
   Call(const Call&) = delete;

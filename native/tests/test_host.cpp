@@ -1,7 +1,6 @@
 // Collectives on the host engine: random sequences of calls, ranks as threads and as processes, each result checked.
 //
-// Each call varies collective, size, chunk, slots, large or small messages, type, scale, the place of messages in the
-// segment, and the number of variants. Each rank also varies its buffers (its own or in its heap), in-place use, and
+// Each call varies collective, size, chunk, slots, large or small messages, type, scale, and the number of variants. Each rank also varies its buffers (its own or in its heap), in-place use, and
 // its delay. Inputs are rewritten for every call, so a late reader reads wrong data.
 // Sanitizers: address, thread.
 #include <unistd.h>
@@ -13,8 +12,8 @@
 
 #include "calls.h"
 #include "check.h"
+#include "plans.h"
 #include "ranks.h"
-#include "tables.h"
 
 namespace {
 
@@ -26,33 +25,24 @@ const bool crossing = may_cross();
 // The parameters that are equal on all ranks.
 struct Setting {
   Kind kind;
-  std::int64_t count;
-  Binding binding;
-  bool scaled;
-  bool moves;  // successive calls use successive places
-  std::vector<Binding> variants;  // in addition to `binding`
+  bool small, scaled;
+  std::int64_t slots, item;  // bytes of an element
+  blink_binding binding;
+  std::vector<blink_binding> variants;  // in addition to `binding`
 };
 
 Setting random_setting(std::mt19937& random, int index) {
   const auto draw = [&](unsigned most) { return static_cast<std::int64_t>(random() % most); };
-  Setting s{kKinds[draw(kKindCount)], 0, {}, false, draw(2) == 0, {}};
-  s.binding.signature = 1000003u * static_cast<unsigned>(index + 1);
-  s.binding.item = draw(3) == 0 ? 1 : 4;
-  s.binding.dtype = static_cast<std::uint32_t>(s.binding.item == 1 ? BLINK_UINT8 : BLINK_UINT32);
-  s.binding.small = draw(3) == 0 && index != 0;  // setting 0 is called most often, and has variants
+  Setting s{kKinds[draw(kKindCount)], draw(3) == 0 && index != 0, false, 1 + draw(3), draw(3) == 0 ? 1 : 4, {}, {}};
+  s.scaled = reduces(s.kind) && draw(4) == 0;  // setting 0 is called most often, and has variants
   const std::int64_t counts[] = {draw(2), 2 + draw(40), 100 + draw(700), 1000 + draw(2000)};
-  s.count = counts[draw(4)];
-  s.binding.chunk = s.binding.small ? std::max<std::int64_t>(1, s.count) : 1 + draw(draw(2) == 0 ? 20 : 500);
-  s.binding.slots = 1 + draw(3);
-  s.binding.replies = draw(2) == 0;
-  s.binding.splits = draw(2) == 0;
-  s.binding.crosses = draw(2) == 0 && crossing;
-  s.scaled = reduces(s.kind) && draw(4) == 0;
-  if (!s.binding.small) s.variants.resize(static_cast<std::size_t>(index == 0 ? 3 : draw(3)), s.binding);
-  for (std::size_t v = 0; v < s.variants.size(); ++v) {
-    s.variants[v].signature += v + 1;
-    s.variants[v].chunk = 1 + draw(500);
-    s.variants[v].crosses = draw(2) == 0 && crossing;
+  const std::int64_t chunk = s.small ? 1 << 16 : 1 + draw(draw(2) == 0 ? 80 : 2000);
+  s.binding = {counts[draw(4)], static_cast<std::uint32_t>(s.item == 1 ? BLINK_UINT8 : BLINK_UINT32), BLINK_SUM, chunk,
+               draw(2) == 0 && crossing};
+  if (!s.small) s.variants.resize(static_cast<std::size_t>(index == 0 ? 3 : draw(3)), s.binding);
+  for (blink_binding& variant : s.variants) {
+    variant.chunk_bytes = 1 + draw(2000);
+    variant.cross_memory = draw(2) == 0 && crossing;
   }
   return s;
 }
@@ -70,8 +60,9 @@ std::uint32_t factor(const Setting& s, int rank) { return s.scaled ? static_cast
 // The expected element `index` of `rank`'s output, computed from the definition of the collective.
 std::uint32_t expected(const Setting& s, int ranks, int call, int rank, std::int64_t index) {
   if (s.kind == Kind::kBroadcast || s.kind == Kind::kChain) return value(call, 0, index);
-  if (s.kind == Kind::kAllGather) return value(call, static_cast<int>(index / s.count), index % s.count);
-  const std::int64_t at = s.kind == Kind::kReduceScatter ? rank * s.count + index : index;
+  const std::int64_t count = s.binding.count;
+  if (s.kind == Kind::kAllGather) return value(call, static_cast<int>(index / count), index % count);
+  const std::int64_t at = s.kind == Kind::kReduceScatter ? rank * count + index : index;
   std::uint32_t sum = 0;
   for (int r = 0; r < ranks; ++r) sum += factor(s, r) * value(call, r, at);
   return sum;
@@ -91,13 +82,12 @@ class Prepared {
   Prepared(const Room& room, blink_comm* comm, int rank, const Setting& setting, std::mt19937& random,
            std::size_t& used)
       : setting_(setting), rank_(rank), ranks_(room.ranks()) {
-    const Plan plan = make_plan(setting.kind, ranks_, setting.count);
-    op_ = created(room, comm, plan, setting.binding);
-    for (const Binding& binding : setting.variants) {
-      expect(blink_op_add_variant(op_, created(room, comm, plan, binding)) == BLINK_OK, "a variant is refused");
+    op_ = created(room, comm, setting.binding);
+    for (const blink_binding& binding : setting.variants) {
+      expect(blink_op_add_variant(op_, created(room, comm, binding)) == BLINK_OK, "a variant is refused");
     }
-    input_ = plan.input;
-    output_ = plan.output;
+    input_ = setting.binding.count * (setting.kind == Kind::kReduceScatter ? ranks_ : 1);
+    output_ = setting.binding.count * (setting.kind == Kind::kAllGather ? ranks_ : 1);
     place(room, random, used);
   }
   ~Prepared() { blink_op_destroy(op_); }
@@ -114,7 +104,7 @@ class Prepared {
   }
 
   bool run(int call) {
-    const std::int64_t item = setting_.binding.item;
+    const std::int64_t item = setting_.item;
     for (std::int64_t i = 0; !in_place_ && i < output_; ++i) put(output_at_, item, i, 0xa5a5a5a5u);
     for (std::int64_t i = 0; i < input_; ++i) put(input_at_, item, i, value(call, rank_, i));
     const int code = setting_.scaled || call % 3 != rank_ % 2
@@ -142,31 +132,23 @@ class Prepared {
     return code == BLINK_AGAIN ? blink_op_finish(op_) : code;
   }
 
-  blink_op* created(const Room& room, blink_comm* comm, const Plan& plan, const Binding& binding) const {
-    const Layout layout(plan, binding);
-    const std::int64_t area = binding.small ? room.shape().inline_bytes : room.shape().staging_bytes;
-    expect(layout.lines_needed <= room.shape().lines && layout.bytes_needed <= area, "the segment is too small");
-    const Rows rows = layout.rows(rank_);
-    blink_tables tables = rows.tables();
-    if (setting_.moves) {
-      const std::int64_t unit = binding.small ? sizeof(blink::Block) : blink::kLineBytes;
-      tables.shift_bytes = std::max(layout.bytes_needed, unit);
-      tables.shifts = area / tables.shift_bytes;
-    }
-    blink_op* const op = blink_op_create(comm, &tables);
-    if (!expect(op != nullptr, "valid tables are rejected")) std::exit(1);
+  blink_op* created(const Room& room, blink_comm* comm, const blink_binding& binding) const {
+    blink_error error{};
+    const PlanHeld plan = read(plan_words(setting_.kind, room.ranks(), setting_.small, setting_.slots), error);
+    blink_op* const op = plan == nullptr ? nullptr : blink_op_bind(comm, plan.get(), &binding, &error);
+    if (!expect(op != nullptr, "a valid plan is not bound: %s", error.text)) std::exit(1);
     return op;
   }
 
   // Places the buffers in the heap or in own memory without a spare byte; in place as in nccl.h.
   void place(const Room& room, std::mt19937& random, std::size_t& used) {
     in_place_ = random() % 2 == 0;
-    const std::int64_t item = setting_.binding.item;
+    const std::int64_t item = setting_.item;
     const auto whole = static_cast<std::size_t>(std::max(input_, output_) * item);
     input_at_ = memory(room, random, used, in_place_ ? whole : static_cast<std::size_t>(input_ * item), 0);
     output_at_ = in_place_ ? input_at_ : memory(room, random, used, static_cast<std::size_t>(output_ * item), 1);
-    if (in_place_ && setting_.kind == Kind::kAllGather) input_at_ += rank_ * setting_.count * item;
-    if (in_place_ && setting_.kind == Kind::kReduceScatter) output_at_ += rank_ * setting_.count * item;
+    if (in_place_ && setting_.kind == Kind::kAllGather) input_at_ += rank_ * setting_.binding.count * item;
+    if (in_place_ && setting_.kind == Kind::kReduceScatter) output_at_ += rank_ * setting_.binding.count * item;
   }
 
   unsigned char* memory(const Room& room, std::mt19937& random, std::size_t& used, std::size_t bytes, int which) {
@@ -180,13 +162,12 @@ class Prepared {
   }
 
   bool wrong(int call, const char* where, std::int64_t index) const {
-    const Binding& chosen = setting_.binding;
-    return expect(false,
-                  "rank %d of %d, call %d, collective %d, %ld × %ld, chunk %ld, slots %ld%s%s%s%s%s%s: %s element %ld",
-                  rank_, ranks_, call, static_cast<int>(setting_.kind), static_cast<long>(setting_.count),
-                  static_cast<long>(chosen.item), static_cast<long>(chosen.chunk), static_cast<long>(chosen.slots),
-                  chosen.small ? ", small" : "", chosen.replies ? ", replies" : "",
-                  chosen.splits ? ", splits" : "", chosen.crosses ? ", crosses" : "", in_place_ ? ", in place" : "",
+    const blink_binding& chosen = setting_.binding;
+    return expect(false, "rank %d of %d, call %d, kind %d, %ld × %ld, chunk %ld, slots %ld%s%s%s%s: %s element %ld", rank_,
+                  ranks_, call, static_cast<int>(setting_.kind), static_cast<long>(chosen.count),
+                  static_cast<long>(setting_.item), static_cast<long>(chosen.chunk_bytes),
+                  static_cast<long>(setting_.slots), setting_.small ? ", small" : "",
+                  chosen.cross_memory != 0 ? ", crosses" : "", in_place_ ? ", in place" : "",
                   setting_.scaled ? ", scaled" : "", where, static_cast<long>(index));
   }
 
@@ -223,9 +204,7 @@ void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int
     const Setting setting = random_setting(together, i);
     prepared.push_back(std::make_unique<Prepared>(room, comm, rank, setting, alone, used));
   }
-  Setting one{Kind::kOneShot, 1, {}, false, false, {}};
-  one.binding.dtype = BLINK_UINT32;
-  one.binding.item = 4;
+  const Setting one{Kind::kOneShot, false, false, 1, 4, {1, BLINK_UINT32, BLINK_SUM, 4, 0}, {}};
   Prepared late(room, comm, rank, one, alone, used);
   if (rank % 2 == 1) expect(blink_record(comm, 100, rank == 1 ? 0 : 64) == BLINK_OK, "rank %d does not record", rank);
   const auto until = std::chrono::steady_clock::now() + kEnough;

@@ -14,7 +14,7 @@ namespace {
 using namespace blink_test;
 
 constexpr int kRanks = 3;
-constexpr Kind kSums[] = {Kind::kOneHop, Kind::kOneShot, Kind::kTwoRoots, Kind::kRing};
+constexpr Kind kSums[] = {Kind::kOneHop, Kind::kOneShot, Kind::kTwoTrees, Kind::kRing};
 constexpr std::int64_t kCounts[] = {0, 1, 2, 15, 16, 17, 300, 1001, 30'000};
 
 blink_shape shape() { return {kRanks, 60, 8 << 10, 6 * 4160, 64}; }
@@ -98,7 +98,7 @@ void forged() {
   long refused = 0, accepted = 0, created = 0;
   for (int i = 0; i < 10'000 * kEffort; ++i) {
     const Kind kind = kKinds[random() % kKindCount];
-    Words words = plan_words(kind == Kind::kReduceScatter ? Kind::kRing : kind, kRanks, random() % 3 == 0,
+    Words words = plan_words(kind, kRanks, random() % 3 == 0,
                              1 + static_cast<std::int64_t>(random() % 3));
     for (bool more = true; more; more = random() % 4 == 0) {
       std::int64_t& word = words[kSummed + random() % (words.size() - kSummed)];

@@ -35,12 +35,12 @@ Recorded recorded(const blink_comm* comm, std::int64_t room = kPlenty) {
 constexpr long kExecutions = 7 * (1 + 2 * 2);
 
 // Checks one call: all events are within it, none is before its time, and each byte occurs once.
-void check_call(const std::vector<blink_event>& events, std::uint64_t sequence, long executions) {
+void check_call(const std::vector<blink_event>& events, const Call& made, std::uint64_t sequence, long executions) {
   const auto call = std::find_if(events.begin(), events.end(), [&](const blink_event& event) {
     return event.kind == BLINK_EVENT_CALL && event.sequence == sequence;
   });
   if (!expect(call != events.end(), "call %lu is missing", static_cast<unsigned long>(sequence))) return;
-  expect(call->signature == 1 && call->amount == 300 && call->detail == BLINK_OK, "a call has another number");
+  expect(call->signature == blink_op_signature(made.op()) && call->amount == 300 && call->detail == BLINK_OK, "a call has another number");
   long found = 0;
   std::int64_t bytes = 0, before = call->begin_ns;
   for (const blink_event& event : events) {
@@ -71,7 +71,7 @@ void test_calls_and_executions() {
     for (std::uint32_t i = 2; i < 5; ++i) call.sum(i);
     const Recorded found = recorded(comm);
     expect(found.of(BLINK_EVENT_CALL) == 3 && found.dropped == 0, "three calls");
-    for (std::uint64_t sequence = 2; sequence < 5; ++sequence) check_call(found.events, sequence, kExecutions);
+    for (std::uint64_t sequence = 2; sequence < 5; ++sequence) check_call(found.events, call, sequence, kExecutions);
     expect(recorded(comm, 5).events.size() == 5, "more than there is room for");
     expect(blink_record(comm, 0, 0) == BLINK_OK, "it cannot be switched off");
     call.sum(6);
@@ -105,10 +105,10 @@ void test_small_executions_are_left_out() {
     call.sum(1);
     const Recorded found = recorded(comm);
     expect(found.of(BLINK_EVENT_CALL) == 1 && found.of(BLINK_EVENT_EXECUTION) == 0, "more than a call");
-    check_call(found.events, 1, 0);
+    check_call(found.events, call, 1, 0);
     expect(blink_record(comm, kPlenty, 64) == BLINK_OK, "it cannot be switched on again");
     call.sum(2);
-    check_call(recorded(comm).events, 2, kExecutions);
+    check_call(recorded(comm).events, call, 2, kExecutions);
   });
 }
 
@@ -130,7 +130,7 @@ void test_a_long_wait_names_whom_it_is_for() {
       return event.kind == BLINK_EVENT_WAIT && event.peer == 0 && event.sequence == 1;
     });
     expect(rank == 0 || waited, "rank %d has no wait for rank 0", rank);
-    check_call(found.events, 1, kExecutions);
+    check_call(found.events, call, 1, kExecutions);
   });
 }
 
@@ -143,7 +143,7 @@ void test_steps_leave_the_same_events() {
       int code = call.start();
       for (; code == BLINK_AGAIN; code = blink_op_step(call.op(), 0)) sched_yield();
       if (!expect(code == BLINK_OK, "a call in steps fails")) return;
-      check_call(recorded(comm).events, sequence, kExecutions);
+      check_call(recorded(comm).events, call, sequence, kExecutions);
     }
     expect(recorded(comm).of(BLINK_EVENT_WAIT) == 0, "steps do not wait");
   });
@@ -157,7 +157,7 @@ void test_small_messages_and_failed_calls() {
     Call call(room, comm, rank, options);
     blink_record(comm, kPlenty, 0);
     call.sum(1);
-    check_call(recorded(comm).events, 1, 5);
+    check_call(recorded(comm).events, call, 1, 5);
     if (rank == 0) return;
     expect(call.run(20'000) == BLINK_DEADLINE, "rank 0 has come");
     const blink_event last = recorded(comm).events.back();

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "check.h"
+#include "plans.h"
 #include "ranks.h"
-#include "tables.h"
 
 namespace {
 
@@ -20,6 +20,28 @@ constexpr int kRanks = 3;
 constexpr std::int64_t kMoment = 2'000;   // microseconds, because damaged tables mostly end with a timeout
 constexpr std::size_t kAround = 256;      // bytes before and after each buffer in a heap
 constexpr unsigned char kUntouched = 0x5e;
+
+// One rank's tables, and the memory that `tables` points to.
+struct Rows {
+  std::vector<blink_role> roles;
+  std::vector<blink_receive> receives;
+  std::vector<std::int64_t> sends;
+  std::vector<blink_ring> rings;
+  std::vector<blink_reader> readers;
+  blink_tables numbers;
+
+  explicit Rows(const blink_tables& t)
+      : roles(t.roles, t.roles + t.role_count), receives(t.receives, t.receives + t.receive_count),
+        sends(t.sends, t.sends + t.send_count), rings(t.rings, t.rings + t.ring_count),
+        readers(t.readers, t.readers + t.reader_count), numbers(t) {}
+
+  blink_tables tables() const {
+    blink_tables t = numbers;
+    t.roles = roles.data(), t.receives = receives.data(), t.sends = sends.data();
+    t.rings = rings.data(), t.readers = readers.data();
+    return t;
+  }
+};
 
 blink_shape shape() { return {kRanks, 40, 8 << 10, 6 * 4160, 64}; }
 
@@ -75,30 +97,26 @@ void damage(Rows& rows, std::mt19937_64& random) {
   }
 }
 
-Binding random_binding(std::mt19937_64& random) {
-  Binding binding;
-  binding.item = random() % 2 == 0 ? 1 : 4;
-  binding.dtype = static_cast<std::uint32_t>(binding.item == 1 ? BLINK_UINT8 : BLINK_FLOAT32);
-  binding.chunk = 1 + static_cast<std::int64_t>(random() % 30);
-  binding.slots = 1 + static_cast<std::int64_t>(random() % 3);
-  binding.small = random() % 3 == 0;
-  binding.replies = random() % 2 == 0;
-  binding.splits = random() % 2 == 0;
-  binding.crosses = random() % 2 == 0;
-  if (binding.small) binding.chunk = 200;
-  return binding;
-}
-
 struct Case {
   std::vector<Rows> rows;  // of each rank
   std::size_t input_bytes, output_bytes;
 };
 
 Case random_case(std::mt19937_64& random) {
-  const Plan plan = make_plan(kKinds[random() % kKindCount], kRanks, static_cast<std::int64_t>(random() % 100));
-  const Layout layout(plan, random_binding(random));
+  const Kind kind = kKinds[random() % kKindCount];
+  const bool small = random() % 3 == 0;
+  const auto slots = 1 + static_cast<std::int64_t>(random() % 3);
+  const blink_binding binding{static_cast<std::int64_t>(random() % 100),
+                              static_cast<std::uint32_t>(random() % 2 == 0 ? BLINK_UINT8 : BLINK_FLOAT32), BLINK_SUM,
+                              small ? 1 << 12 : 1 + static_cast<std::int64_t>(random() % 100),
+                              static_cast<std::int64_t>(random() % 2)};
   Case made{{}, 0, 0};
-  for (int r = 0; r < kRanks; ++r) made.rows.push_back(layout.rows(r));
+  for (int r = 0; r < kRanks; ++r) {
+    blink_error error{};
+    const BoundHeld rows = bound(kind, shape(), r, small, slots, binding, error);
+    if (!expect(rows != nullptr, "a valid plan is not bound: %s", error.text)) std::exit(1);
+    made.rows.emplace_back(*blink_bound_tables(rows.get()));
+  }
   made.input_bytes = static_cast<std::size_t>(made.rows[0].numbers.input_bytes);
   made.output_bytes = static_cast<std::size_t>(made.rows[0].numbers.output_bytes);
   return made;
