@@ -121,32 +121,30 @@ def _pieces(translation: Translation, trace: Trace, task: int, until: float) -> 
     return pieces, begin, cause
 
 
-def add_simulation(events: TraceEvents, simulation: Simulation, label: str = "", began_ns: int = 0) -> None:
-    """Add a run that begins at ``began_ns``; ``label`` is the prefix of its processes' names."""
-    _Writer(events, simulation, f"{label}: " if label else "", began_ns).write()
+def add_simulation(events: TraceEvents, simulation: Simulation) -> None:
+    """Add a run."""
+    _Writer(events, simulation).write()
 
 
 class _Writer:
     """The writer of one simulation into a timeline."""
 
-    def __init__(self, events: TraceEvents, simulation: Simulation, label: str, began_ns: int) -> None:
+    def __init__(self, events: TraceEvents, simulation: Simulation) -> None:
         self._events, self._trace, self._translation = events, _trace(simulation), simulation.translation
-        self._label, self._began_ns = label, began_ns
-        self._run = (label, began_ns)
         self._network, self._workload = self._translation.network, self._translation.workload
         program = self._translation.bound.program
         self._titles = {vertex: f"rank {rank}: " for rank, vertex in enumerate(program.ranks)}
         self._titles |= dict.fromkeys(program.relays, "relay ")
         at_work = dict.fromkeys((*program.ranks, *(vertex for vertex, _ in self._translation.actors)))
-        self._processes = {vertex: events.process(label + self._name(vertex)) for vertex in at_work}
-        self._links = events.process(f"{label}links")
+        self._processes = {vertex: events.process(self._name(vertex)) for vertex in at_work}
+        self._links = events.process("links")
 
     def write(self) -> None:
         trace = self._trace
         columns = (trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s)
         shown = self._shown()
         for hop, actor, chunk, *times in zip(*(column[shown].tolist() for column in columns), strict=True):
-            begin, move, end = (self._began_ns + round(second * _NS) for second in times)
+            begin, move, end = (round(second * _NS) for second in times)
             if hop < 0:
                 self._reduction(actor, chunk, begin, end)
             else:
@@ -187,7 +185,7 @@ class _Writer:
         name = f"from {self._network.vertex[vertex].label}, share {share}"
         at_peer = self._events.thread(peer, (hop, name), name)
         self._events.span(peer, at_peer, f"receive chunk {chunk}", "arrival", move, end, share=share, chunk=chunk)
-        message = self._run, hop, chunk
+        message = hop, chunk
         self._events.leaves(message, TracePlace(process, thread, begin))
         self._events.arrives(message, TracePlace(peer, at_peer, move))
 
@@ -227,7 +225,7 @@ class _Writer:
             for ns, change in sorted(of_link.items()):
                 load += change
                 shown_load = abs(round(load, 6))
-                self._events.counter(self._links, self._link_name(link), "GB/s", self._began_ns + ns, shown_load)
+                self._events.counter(self._links, self._link_name(link), "GB/s", ns, shown_load)
 
     def _bytes(self, actor: int, chunk: int) -> float:
         actors = self._workload.actors
