@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,17 @@ def test_json_has_what_is_promised(blink):
     ended = blink("doctor", CORPUS / "iommu-corruption/run.log", CORPUS / "iommu-corruption/cmdline.txt", "--json")
     document = json.loads(ended.out)
     assert ended.code == 1
-    assert set(document) == {"schema_version", "healthy", "verdict", "subject", "findings", "read", "notes"}
+    assert set(document) == {
+        "schema_version",
+        "healthy",
+        "verdict",
+        "subject",
+        "findings",
+        "read",
+        "notes",
+        "not_judged",
+        "p2p",
+    }
     assert document["healthy"] is False
     assert set(document["findings"][0]) == {
         "cause", "severity", "title", "bound", "got", "why", "try", "evidence",
@@ -57,6 +68,35 @@ def test_contradicting_files_are_named(blink):
     ended = blink("doctor", first, second)
     assert ended.code == 1
     assert "describe different machines" in ended.out
+
+
+def test_rates_behind_a_file_as_topo_takes_them(blink, tmp_path, monkeypatch):
+    """A name with a space, in a command that can be pasted."""
+    monkeypatch.chdir(tmp_path)
+    Path("my topo.txt").write_bytes((CORPUS / "l40s-two-sockets/topo.txt").read_bytes())
+    spec = "my topo.txt @ smp=40GB/s, pcie=gen4"
+    ended = blink("doctor", spec, CORPUS / "l40s-two-sockets/run.log", "--json")
+    document = json.loads(ended.out)
+    bound = next(finding for finding in document["findings"] if finding["cause"] == "bound")
+    assert bound["bound"].startswith("24 GB/s busbw, by"), "all rates are stated"
+    words = shlex.split(bound["try"].partition(" -b 4K")[0])
+    assert words == ["blink", "sim", "allreduce", "--topo", spec]
+    assert blink(*words[1:], "-s", "4K").code == 0
+
+
+def test_a_name_from_the_log_stands_in_the_suggested_command(blink, monkeypatch):
+    monkeypatch.chdir(CORPUS / "b200-half-matrix")
+    out = " ".join(blink("doctor", "run.log", "topo.txt").out.split())
+    assert "blink sim allreduce --topo 'topo.txt @ nvlink=50GB/s, pcie=gen5'" in out
+
+
+def test_what_cannot_be_judged_is_neither_a_problem_nor_health(blink):
+    ended = blink("doctor", CORPUS / "l20-default/run.log")
+    assert ended.code == 0
+    assert "could not be judged: 12.5 GB/s busbw of alltoall on 8 × NVIDIA L20" in " ".join(ended.out.split())
+    document = json.loads(blink("doctor", CORPUS / "l20-default/run.log", "--json").out)
+    assert document["healthy"] is False
+    assert len(document["not_judged"]) == 1
 
 
 def test_nothing_known_is_no_health(blink, tmp_path):
@@ -137,8 +177,10 @@ def test_the_plan_that_it_advises_is_one(blink):
     assert "blink pick -k 3" in rest
 
 
-def test_who_has_all_gpus_is_not_told_to_ask_for_others(blink):
-    ended = blink("doctor", CORPUS / "rtx4090-no-p2p")
+def test_who_has_all_gpus_is_not_told_to_ask_for_others(blink, tmp_path):
+    rings = "Pattern 4, crossNic 0, nChannels 1, bw 3.000000/3.000000, type PHB/PIX, sameChannels 1"
+    (tmp_path / "run.log").write_text(f"n:1:2 [0] NCCL INFO {rings}\n")
+    ended = blink("doctor", tmp_path / "run.log", "--topo", "pcie-8gpu")
     assert "blink plan allreduce" in ended.out
     assert "blink pick" not in ended.out
 

@@ -30,9 +30,14 @@ def test_what_was_found(folder):
     assert set(expected["found"]) <= wrong
     if not expected["found"]:
         assert not wrong
-    assert diagnosis.healthy is not bool(expected["found"])
+    judged = expected.get("judged", True)
+    assert bool(diagnosis.not_judged) is not judged or bool(expected["found"])
+    assert diagnosis.healthy is (judged and not expected["found"])
+    flat = " ".join(text.split())
     for words in expected.get("says", ()):
-        assert words in text
+        assert words in flat
+    for words in expected.get("never", ()):
+        assert words not in flat
 
 
 def test_there_are_enough():

@@ -10,8 +10,10 @@ import pytest
 
 from blinkccl.apps.doctor.diagnose import diagnose
 from blinkccl.apps.doctor.evidence import (
+    ChannelCounts,
     ChannelHop,
     Device,
+    GpuName,
     MachineRead,
     MeasuredCall,
     NicPath,
@@ -19,6 +21,7 @@ from blinkccl.apps.doctor.evidence import (
     RingGraph,
     Setting,
     Started,
+    SystemLink,
 )
 from blinkccl.apps.doctor.reading import read_files
 from blinkccl.errors import UsageError
@@ -303,3 +306,58 @@ def test_the_topologies_of_other_tools_are_machines(name, title, gpus):
     assert list(case.read.values()) == [[title]]
     assert len(case.last(MachineRead).topology.ranks) == gpus
     assert case.notes == []
+
+
+TREE = """\
+=== System : maxBw 48.0 totalBw 721.8 ===
+CPU/0 (1/1/2)
++ PCI[48.0] - PCI/1000 (1000c0101000100b)
+              + PCI[48.0] - GPU/2000 (0)
+                            + NVL[721.8] - NVS/0
+              + PCI[48.0] - NIC/3000
+                            + NET[50.0] - NET/0 (0/0/50.000000)
++ SYS[22.0] - CPU/1
+CPU/1 (1/1/2)
++ PCI[24.0] - GPU/9000 (4)
+                            + NVL[721.8] - NVS/0
+==========================================
+"""
+
+
+def test_nccls_tree_is_read_also_if_ranks_print_it_at_once(tmp_path):
+    lines = [f"n:{rank}:9 [{rank}] NCCL INFO {line}" for line in TREE.splitlines() for rank in range(3)]
+    links = _read(tmp_path, "\n".join(lines)).of(SystemLink)
+    assert [(one.kind, one.gb_per_s, one.above, one.node, one.gpus) for one in links] == [
+        ("PCI", 48.0, "CPU/0", "PCI/1000", 1),
+        ("PCI", 48.0, "PCI/1000", "GPU/2000", 1),
+        ("NVL", 721.8, "GPU/2000", "NVS/0", 0),
+        ("PCI", 48.0, "PCI/1000", "NIC/3000", 0),
+        ("NET", 50.0, "NIC/3000", "NET/0", 0),
+        ("SYS", 22.0, "CPU/0", "CPU/1", 0),
+        ("PCI", 24.0, "CPU/1", "GPU/9000", 1),
+        ("NVL", 721.8, "GPU/9000", "NVS/0", 0),
+    ]
+
+
+@pytest.mark.parametrize("collnet", ["", "16 collnet channels, "])
+def test_numbers_of_channels(tmp_path, collnet):
+    line = (
+        f"n:1:2 [0] NCCL INFO 24 coll channels, {collnet}0 nvls channels, 32 p2p channels, 32 p2p channels per peer\n"
+    )
+    (counts,) = _read(tmp_path, line).of(ChannelCounts)
+    assert (counts.rings, counts.nvls) == (24, 0)
+
+
+def test_the_names_of_gpus_in_a_list(tmp_path):
+    case = _read(tmp_path, "GPU 0: NVIDIA GB300 (UUID: GPU-1)\nGPU 1: NVIDIA GB300 (UUID: GPU-2)\n")
+    assert {one.name for one in case.of(GpuName)} == {"NVIDIA GB300"}
+
+
+def test_gpus_of_two_hosts_in_one_dump_have_the_names_of_their_hosts():
+    path = next(path for path in FIXTURES if path.name == "two-grace-hopper.nccl.xml")
+    case = read_files([path])
+    topology = case.of(MachineRead)[0].topology
+    labels = [topology.vertex[gpu].label for gpu in topology.ranks]
+    assert labels == ["0/GPU0", "1/GPU0"]
+    assert {one.name for one in case.of(Device) if one.kind == "gpu"} == set(labels)
+    assert all(one.nic and one.gpu in labels for one in case.of(NicPath))

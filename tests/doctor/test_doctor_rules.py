@@ -8,6 +8,7 @@ from blinkccl.apps.doctor.diagnose import diagnose
 from blinkccl.apps.doctor.evidence import (
     Acs,
     Case,
+    ChannelCounts,
     ChannelHop,
     Device,
     Failure,
@@ -27,6 +28,7 @@ from blinkccl.apps.doctor.evidence import (
     Setting,
     SocketBus,
     Started,
+    SystemLink,
 )
 from blinkccl.apps.doctor.rules.job import bound_of
 from blinkccl.topology.catalog import machine
@@ -113,6 +115,18 @@ def _with(topology, kind, **more):
     )
 
 
+B200 = "NVIDIA B200"
+
+
+def _pci(rate, node, gpus=1):
+    return SystemLink(HERE, "PCI", rate, node, "CPU/0", gpus)
+
+
+def _nvl(gpus, rate):
+    """The line of each GPU's NVLinks in NCCL's tree; the GPUs' names follow from the rate."""
+    return [SystemLink(HERE, "NVL", rate, "NVS/0", f"GPU/{rate:g}{gpu}", 0) for gpu in range(gpus)]
+
+
 CASES = {
     # Between hosts.
     "TCP between hosts": ([_row(1, hosts=2), NetworkInUse(HERE, "Socket")], "net-socket"),
@@ -166,6 +180,43 @@ CASES = {
     "what NCCL reaches of NVLinks": ([DGX1, _channels(DGX1, 0.57)], ""),
     "what NCCL reaches of PCIe": ([PCIE, _channels(PCIE, 0.55)], ""),
     "less than NCCL reaches of PCIe": ([PCIE, _channels(PCIE, 0.45)], "nccl-gap"),
+    # NCCL's own lines.
+    "bridges far below the links under them": ([_pci(0.2, "PCI/1", 2), _pci(24, "GPU/2")], "pcie-uplink"),
+    "bridges that are all below any slot": ([_pci(0.2, "PCI/1", 2), _pci(0.4, "GPU/2")], "pcie-uplink"),
+    "a slow link above no GPU": ([_pci(0.2, "PCI/1", 0), _pci(24, "GPU/2")], ""),
+    "an older slot": ([_pci(12, "PCI/1", 2), _pci(24, "GPU/2")], ""),
+    "rings below any link": ([RingGraph(HERE, 4, 2, 0.12, "PHB")], "ring-slow"),
+    "rings of an old slot": ([RingGraph(HERE, 4, 1, 1.5, "PHB")], ""),
+    "rings over PCIe where a switch joins all": (
+        [_row(20, gpu=B200), RingGraph(HERE, 4, 1, 24, "SYS")], "nvlink-unused"),
+    "the same on two hosts": ([_row(20, 16, hosts=2, gpu=B200), RingGraph(HERE, 4, 1, 24, "SYS", 8)], "nvlink-unused"),
+    "rings over the switch": (
+        [_row(700, gpu=B200), RingGraph(HERE, 4, 16, 40, "NVL"), ChannelCounts(HERE, 16, 16)], ""),
+    "rings over PCIe where a mesh joins some": ([DGX1, RingGraph(HERE, 4, 12, 10, "PHB")], ""),
+    "no NVLS where the switch reduces": ([_row(700, gpu=B200), ChannelCounts(HERE, 16, 0)], "no-nvls"),
+    "no NVLS by a setting": (
+        [_row(700, gpu=B200), ChannelCounts(HERE, 16, 0), Setting(HERE, "NCCL_NVLS_ENABLE", "0")], "setting"),
+    "no NVLS between two": ([_row(700, 2, gpu=B200), ChannelCounts(HERE, 16, 0)], ""),
+    "no NVLS where no switch reduces": ([_row(230, gpu="NVIDIA A100-SXM4-80GB"), ChannelCounts(HERE, 24, 0)], ""),
+    "half of the NVLinks": ([_row(700, gpu=B200), *_nvl(8, 360.9)], "nvlink-down"),
+    "half of one GPU's": ([_row(700, gpu=B200), *_nvl(7, 721.8), *_nvl(1, 360.9)], "nvlink-down"),
+    "all of them": ([_row(700, gpu=B200), *_nvl(8, 721.8)], ""),
+    "an older generation of PCIe": ([_row(20, 2, gpu="NVIDIA L40S"), _pci(12, "GPU/1")], "pcie-slow"),
+    "its own": ([_row(20, 2, gpu="NVIDIA L40S"), _pci(24, "GPU/1")], ""),
+    "an older one beside NVLink is a note": ([_row(700, gpu=B200), _pci(24, "GPU/1"), *_nvl(8, 721.8)], ""),
+    "a graph of other GPUs": ([Failure(HERE, "warning", "XML Import Channel : dev 3 not found.")], "graph-file"),
+    # P2P across processors.
+    "P2P forced and slow": ([_row(1.8, gpu="NVIDIA L20"), P2P, Setting(HERE, "NCCL_P2P_LEVEL", "SYS")], "p2p-forced"),
+    "P2P forced and fast": ([_row(18, gpu="NVIDIA L20"), P2P, Setting(HERE, "NCCL_P2P_LEVEL", "SYS")], ""),
+    "P2P forced and unmeasured": ([P2P, Setting(HERE, "NCCL_P2P_LEVEL", "5")], ""),
+    "P2P forced where NVLink carries it": ([_row(20, 2, gpu=B200), P2P, Setting(HERE, "NCCL_P2P_LEVEL", "SYS")],
+                                           "measured-low"),
+    # Servers by name.
+    "a B200 at half speed": ([_row(400, gpu=B200)], "measured-low"),
+    "a B200": ([_row(832, gpu=B200)], ""),
+    "four of eight": ([_row(300, 4, gpu=B200)], "measured-low"),
+    "an MI300X": ([_row(322, gpu="AMD Instinct MI300X")], ""),
+    "an MI300X at half speed": ([_row(161, gpu="AMD Instinct MI300X")], "measured-low"),
     # Settings.
     "InfiniBand off between hosts": ([_row(1, hosts=2), Setting(HERE, "NCCL_IB_DISABLE", "1")], "setting"),
     "InfiniBand off on one host": ([Setting(HERE, "NCCL_IB_DISABLE", "1")], ""),
@@ -250,3 +301,55 @@ def test_rings_leave_nvlink_of_themselves_or_because_a_setting_wants_it(forbidde
     pieces += [Setting(HERE, "NCCL_P2P_LEVEL", "LOC")] if forbidden else []
     titles = [finding.title for finding in diagnose(Case(pieces=pieces)).findings]
     assert any(title.startswith("NCCL's rings leave NVLink") for title in titles) is not forbidden
+
+
+@pytest.mark.parametrize(
+    ("pieces", "verdict", "cause"),
+    [
+        ([], "unknown", ""),
+        ([P2P, _row(20, 2)], "pass", ""),
+        ([PeerAccess(HERE, "GPU0", "GPU1", True)], "pass", ""),
+        ([P2P, _row(20, 2, wrong=3)], "veto", "wrong-results"),
+        ([P2P, _row(20, 2), Iommu(HERE, "translating", "told")], "veto", "iommu"),
+        ([P2P, Started(HERE, 2)], "veto", "no-result"),
+        ([PeerAccess(HERE, "GPU0", "GPU1", False)], "veto", "p2p-off"),
+        ([PeerAccess(HERE, "GPU0", "GPU1", False, True)], "veto", "nvlink-peer-broken"),
+        ([SHM, _row(5, 2, gpu="NVIDIA GeForce RTX 4090")], "veto", "p2p-off"),
+        ([P2P, _row(20, 2, gpu="NVIDIA GeForce RTX 4090")], "pass", ""),
+        ([_row(1.8, gpu="NVIDIA L20"), P2P, Setting(HERE, "NCCL_P2P_LEVEL", "SYS")], "veto", "p2p-forced"),
+    ],
+)
+def test_one_verdict_on_p2p_for_programs(pieces, verdict, cause):
+    """A veto names the variables that keep all users of P2P off it."""
+    answer = diagnose(Case(pieces=list(pieces))).document()["p2p"]
+    assert (answer["verdict"], answer["cause"]) == (verdict, cause)
+    without = {"NCCL_P2P_DISABLE": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+    assert answer["environment"] == (without if verdict == "veto" and cause != "p2p-forced" else {})
+    assert list(answer["unset"]) == (["NCCL_P2P_LEVEL"] if cause == "p2p-forced" else [])
+    assert answer["evidence"] or verdict != "pass"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "judged"),
+    [
+        ([_row(20, 2, gpu="NVIDIA L40S")], False),
+        ([PCIE, _row(9)], True),
+        ([_row(480, gpu="NVIDIA H200")], True),
+        ([_row(20, 2), RingGraph(HERE, 4, 1, 20, "PIX", 2)], True),
+        ([_row(20, 2, size=1 << 20)], True),
+    ],
+    ids=["no machine", "a machine", "a name", "NCCL's rings", "nothing large was measured"],
+)
+def test_the_verdict_says_what_could_not_be_judged(pieces, judged):
+    diagnosis = diagnose(Case(pieces=pieces))
+    assert not diagnosis.wrong
+    assert diagnosis.healthy is judged
+    assert bool(diagnosis.not_judged) is not judged
+    assert ("nothing wrong was found" in diagnosis.verdict) is judged
+    assert judged or "20 GB/s busbw of allreduce on 2 × NVIDIA L40S" in diagnosis.verdict
+
+
+def test_cards_of_one_socket_matter_only_between_hosts():
+    far_on = [{f.cause for f in diagnose(Case(pieces=[*_nics("a", "b"), *_numa(), *rows])).wrong}
+                for rows in ([], [_row(5, 4)], [_row(5, 8, hosts=2)])]  # fmt: skip
+    assert far_on == [{"nic-far"}, set(), {"nic-far"}]

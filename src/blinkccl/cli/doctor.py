@@ -26,6 +26,7 @@ Examples:
   blink doctor run.log                           nccl-tests output, NCCL_DEBUG=INFO lines, PyTorch's watchdog
   blink doctor run.log node7.xml                 several files of one run together
   blink doctor run.log --topo dgx-1v --gpus 1,4,5,6
+  blink doctor run.log "topo.txt @ pcie=gen5"    a matrix, and the rates that it leaves open
   blink doctor ras.json                          the rank that a hanging job waits for
   blink doctor node7.json                        a file of blink topo --gather, from another machine
 
@@ -36,7 +37,8 @@ Formats, known by content: nccl-tests (text, -J), NCCL_DEBUG=INFO lines, NCCL_TO
 nvidia-smi topo -m and nvlink -s, lspci -vvv, ncclras (text, JSON), NCCL Inspector, PyTorch's flight recorder
 and watchdog, blink topo --gather and --json, blink bench --json, blink dump --json, a file with a line per cable.
 
-Exit code 1: a problem was found; 0: none was found.
+Exit code 1: a problem was found, or nothing could be read; 0: no problem was found. Evidence without a known machine
+cannot be judged: the verdict says so, and --json lists it in not_judged. "p2p" in --json is one verdict on P2P.
 """
 
 
@@ -63,16 +65,25 @@ def doctor(
         console.emit_json(diagnosis.document())
     else:
         console.emit(diagnosis.text(console.paint(), console.width() or PIPED_WIDTH))
-    if not diagnosis.healthy:
+    if diagnosis.wrong or not diagnosis.known:
         raise typer.Exit(CHECK_FAILED)
 
 
 def _files(files: list[Path] | None, topo: str | None) -> Case:
+    from msgspec.structs import replace
+
     from blinkccl.apps.doctor.evidence import Location, MachineRead
     from blinkccl.apps.doctor.reading import read_files
 
+    #: By file: its name with rates behind it ("node7.txt @ pcie=gen5").
+    rated = {name.partition(" @ ")[0]: name for name in map(str, files or ()) if " @ " in name}
     with console.Progress("reading") as bar:
-        case = read_files(files or (), bar)
+        case = read_files([Path(str(file).partition(" @ ")[0]) for file in files or ()], bar)
+    for number, piece in enumerate(case.pieces):
+        if isinstance(piece, MachineRead) and piece.place.source in rated:
+            spec = rated[piece.place.source]
+            topology = arguments.load(spec)[0]
+            case.pieces[number] = replace(piece, place=Location(spec), topology=topology, matrix=None)
     if topo is not None:
         case.pieces.append(MachineRead(Location(topo), arguments.load(topo)[0]))
     return case

@@ -76,7 +76,8 @@ def parse(text: str, source: str = "NCCL XML") -> Topology:
     _number_servers(reading, root)
     _find_gpus(reading, root)
     for gpu in reading.gpus:
-        label = f"GPU{gpu.attributes['dev']}"
+        several = len(set(reading.server.values())) > 1
+        label = f"{reading.server[gpu]}/GPU{gpu.attributes['dev']}" if several else f"GPU{gpu.attributes['dev']}"
         reading.vertex[gpu] = reading.box.add("gpu", label, reading.server[gpu], _compute_capability(reading, gpu))
     hosts = _add_pcie(reading, root)
     _join_hosts(reading, hosts)

@@ -10,38 +10,55 @@ from typing import Any
 
 import msgspec
 
-from blinkccl.apps.doctor.evidence import Case, Host, MachineRead, MeasuredCall, RankReport, printable
+from blinkccl.apps.doctor.evidence import Case, Host, MachineRead, MeasuredCall, RankReport, RingGraph, printable
 from blinkccl.apps.doctor.finding import SEVERITIES, Finding
-from blinkccl.apps.doctor.rules import bound, cabling, hang, host, links, measured, network, peers, settings
-from blinkccl.apps.doctor.rules.job import best_rows, jobs
+from blinkccl.apps.doctor.p2p import P2pVerdict, p2p_verdict
+from blinkccl.apps.doctor.rules import bound, cabling, hang, host, links, measured, nccl_lines, network, peers, settings
+from blinkccl.apps.doctor.rules.job import best_rows, jobs, stated
 from blinkccl.show.text import Paint, count, fit, gb_per_s_text
 
-FAMILIES = (hang, peers, links, cabling, network, settings, host, measured, bound)
+FAMILIES = (hang, peers, links, nccl_lines, cabling, network, settings, host, measured, bound)
 #: Causes that are dropped if a finding with one of these explains them.
-FOLLOWS_FROM = {"nccl-gap": {"pcie-narrow", "pcie-slow", "pcie-uplink", "nvlink-down", "contradiction"}}
+FOLLOWS_FROM = {
+    "nccl-gap": {"pcie-narrow", "pcie-slow", "pcie-uplink", "nvlink-down", "nvlink-unused", "contradiction"},
+    "ring-slow": {"pcie-uplink"},
+    "no-nvls": {"nvlink-unused"},
+}
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Findings, worst first. ``subject`` names the job or machine; ``notes`` list inferences and omissions."""
+    """Findings, worst first. ``subject`` names the job or machine; ``notes`` list inferences and omissions.
+
+    ``not_judged`` lists evidence without a model or machine to compare it with.
+    """
 
     subject: str
     findings: tuple[Finding, ...]
     read: dict[str, list[str]]
     notes: tuple[str, ...]
     known: bool
+    not_judged: tuple[str, ...]
+    p2p: P2pVerdict
 
     @property
     def healthy(self) -> bool:
-        """True if evidence was read and no finding is an error or a warning."""
-        return self.known and not any(finding.wrong for finding in self.findings)
+        """True if evidence was read, all of it could be judged, and no finding is an error or a warning."""
+        return self.known and not self.not_judged and not self.wrong
+
+    @property
+    def wrong(self) -> list[Finding]:
+        """The findings that are errors or warnings."""
+        return [finding for finding in self.findings if finding.wrong]
 
     @property
     def verdict(self) -> str:
         """The verdict, in one sentence."""
-        wrong = [finding for finding in self.findings if finding.wrong]
+        wrong = self.wrong
         if not self.known:
             return "nothing was read that describes a job or a machine; blink doctor -h lists the formats"
+        if not wrong and self.not_judged:
+            return f"no problem was found, but this could not be judged: {'; '.join(self.not_judged)}"
         if not wrong:
             return "nothing wrong was found in the evidence"
         return f"{count(len(wrong), 'problem')}; the worst: {wrong[0].title}"
@@ -53,6 +70,8 @@ class Diagnosis:
             "verdict": self.verdict,
             "subject": self.subject,
             "findings": [msgspec.to_builtins(finding) for finding in self.findings],
+            "not_judged": list(self.not_judged),
+            "p2p": msgspec.to_builtins(self.p2p),
             "read": [{"source": source, "as": kinds} for source, kinds in self.read.items()],
             "notes": list(self.notes),
         }
@@ -78,7 +97,29 @@ def diagnose(case: Case) -> Diagnosis:
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     read = {printable(source): kinds for source, kinds in case.read.items()}
     notes = tuple(dict.fromkeys(map(printable, [*case.notes, *_wanting(case)])))
-    return Diagnosis(_subject(case), tuple(findings), read, notes, bool(case.pieces))
+    verdict, unjudged = p2p_verdict(case, findings), tuple(map(printable, _not_judged(case)))
+    return Diagnosis(_subject(case), tuple(findings), read, notes, bool(case.pieces), unjudged, verdict)
+
+
+#: Titles of readers whose files describe a machine.
+_MACHINES = ("NCCL XML", "nvidia-smi topo -m", "rocm-smi or amd-smi")
+
+
+def _not_judged(case: Case) -> list[str]:
+    """Measurements without anything to compare them with, and files of machines that were not understood."""
+    known = [job for job in jobs(case) if job.measured is not None]
+    unjudged = []
+    for row in best_rows(case):
+        mine = [job for job in known if job.measured == row]
+        if any(job.judgeable for job in mine) or stated(case, row.ranks, row.hosts) is not None:
+            continue
+        why = "rates of its links are assumed" if mine and mine[0].assumed else "no machine and no model of it is known"
+        what = f"{row.ranks} × {row.gpu}" if row.gpu else count(row.ranks, "rank")
+        unjudged.append(f"{gb_per_s_text(row.busbw_gb_per_s)} busbw of {row.collective} on {what}, as {why}")
+    described = {piece.place.source for piece in (*case.of(MachineRead), *case.of(RingGraph))}
+    unread = [source for source, titles in case.read.items() if set(titles) & set(_MACHINES)]
+    sources = [source for source in unread if source not in {one.partition(", line")[0] for one in described}]
+    return [*dict.fromkeys(unjudged), *(f"the links in {source}, which were not understood" for source in sources)]
 
 
 def _wanting(case: Case) -> list[str]:

@@ -38,6 +38,12 @@ class Location(_Read, frozen=True):
         return f"{self.source}, line {self.line}" if self.line else self.source
 
 
+class Matrix(msgspec.Struct, frozen=True):
+    """The lines of a matrix; unlike other texts it may have several."""
+
+    text: str
+
+
 class Evidence(_Read, frozen=True):
     """Base of all evidence: the place where it was read."""
 
@@ -45,10 +51,16 @@ class Evidence(_Read, frozen=True):
 
 
 class MachineRead(Evidence, frozen=True):
-    """A topology; ``inferred`` gives the source of the inference if no file states it."""
+    """A topology; ``inferred`` gives the source of the inference if no file states it.
+
+    ``matrix``: the text of nvidia-smi that it was read from, whose rates depend on the GPUs' names. ``named``: the name
+    from another file that was used for it.
+    """
 
     topology: Topology
     inferred: str = ""
+    matrix: Matrix | None = None
+    named: str = ""
 
     @property
     def gpus(self) -> int:
@@ -165,6 +177,33 @@ class RingGraph(Evidence, frozen=True):
     def total_gb_per_s(self) -> float:
         """The busbw that NCCL expects: the sum over all channels."""
         return self.channels * self.gb_per_s
+
+
+class SystemLink(Evidence, frozen=True):
+    """A link in the tree that NCCL prints of a server: ``kind`` is PCI, NVL, XGMI, SYS or another word of NCCL.
+
+    ``node`` is its lower end ("GPU/4000"), ``above`` its upper end ("PCI/2000", "CPU/0"); ``gpus`` counts the GPUs at
+    or below ``node``.
+    """
+
+    kind: str
+    gb_per_s: float
+    node: str
+    above: str
+    gpus: int
+
+
+class ChannelCounts(Evidence, frozen=True):
+    """NCCL's numbers of channels for collectives, and of those with in-network reduction (NVLS)."""
+
+    rings: int
+    nvls: int
+
+
+class GpuName(Evidence, frozen=True):
+    """The product name of a GPU, from a list of GPUs."""
+
+    name: str
 
 
 class NetworkInUse(Evidence, frozen=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from blinkccl.apps.doctor.evidence import (
+    ChannelCounts,
     ChannelHop,
     Evidence,
     Failure,
@@ -24,6 +25,7 @@ from blinkccl.apps.doctor.evidence import (
     RingGraph,
     Setting,
     SocketBus,
+    SystemLink,
 )
 from blinkccl.apps.doctor.readers import Listener
 
@@ -64,6 +66,8 @@ PATTERNS: tuple[tuple[str, Make], ...] = (
     (r"P2P is disabled between (NVLINK )?connected GPUs (?P<a>\d+) and (?P<b>\d+)",
      _no_p2p("CUDA says that P2P is disabled")),
     (r"Could not enable P2P between dev (?P<a>\d+)\(=\w+\) and dev (?P<b>\d+)", _no_p2p("CUDA could not enable P2P")),
+    (r"(\d+) coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels",
+     lambda place, match: ChannelCounts(place, int(match[1]), int(match[2]))),
     (r"\+ SYS\[([\d.]+)\] - CPU", lambda place, match: SocketBus(place, float(match[1]))),
     (r"INFO CPU/\S+ \(1/(\d+)/(-?\d+)\)", _processor),
     (r"NET/IB : Using (.+)", _cards),
@@ -74,8 +78,39 @@ PATTERNS: tuple[tuple[str, Make], ...] = (
     (r"NCCL WARN (.+)", lambda place, match: Failure(place, "warning", match[1])),
 )  # fmt: skip
 _COMPILED = tuple((re.compile(pattern), make) for pattern, make in PATTERNS)
-_MEMBERS = re.compile(r"INFO +\d+ :((?: GPU/\S+)+)")
+_MEMBERS = re.compile(r"INFO +\d+ :(?: NET/\S+)?((?: GPU/\S+)+)")
+#: Most ranks whose trees are read at the same time.
+MAX_TREES = 4096
+#: A line of the tree below ``=== System ===``: a processor, or a link to the next device.
+_ROOT = re.compile(r"NCCL INFO (CPU/\S+)")
+_LINK = re.compile(r"NCCL INFO ( *)\+ (\w+)\[([\d.]+)\] - (\w+/[\w-]+)")
 _INIT = re.compile(r"comm(?:Id)? (\w+)?.*?rank (\d+) n[rR]anks (\d+) .*?(?:commId (\w+) )?- Init (START|COMPLETE)")
+
+
+@dataclass
+class SystemTree:
+    """The tree that NCCL prints of a server; the depth of a line gives the upper end of its link."""
+
+    links: list[SystemLink] = field(default_factory=list)
+    #: By depth: the number of a link in the list, or the name of the processor.
+    open: list[tuple[int, int | str]] = field(default_factory=list)
+
+    def hear(self, text: str, place: Location) -> None:
+        root, link = _ROOT.match(text), _LINK.match(text)
+        if root is not None:
+            self.open = [(-1, root[1])]
+        elif link is not None and self.open:
+            depth = len(link[1])
+            self.open = [one for one in self.open if one[0] < depth] or self.open[:1]
+            above = self.open[-1][1]
+            upper = above if isinstance(above, str) else self.links[above].node
+            self.links.append(SystemLink(place, link[2], float(link[3]), link[4], upper, 0))
+            self.open.append((depth, len(self.links) - 1))
+            if link[4].startswith("GPU/"):
+                for _, number in self.open[1:]:
+                    if isinstance(number, int):
+                        one = self.links[number]
+                        self.links[number] = replace(one, gpus=one.gpus + 1)
 
 
 @dataclass
@@ -88,6 +123,8 @@ class NcclLog(Listener):
     begun: dict[tuple[str, int], tuple[Location, int]] = field(default_factory=dict)
     complete: set[tuple[str, int]] = field(default_factory=set)
     graph: RingGraph | None = None
+    #: By the beginning of the lines (host, process, thread), since ranks print at the same time.
+    trees: dict[str, SystemTree] = field(default_factory=dict)
 
     def hear(self, line: str, place: Location) -> Iterator[Evidence]:
         text = _TEXT.search(line)
@@ -99,6 +136,7 @@ class NcclLog(Listener):
             yield replace(graph, ranks=len(members[1].split())) if members is not None else graph
         if members is not None:
             return
+        yield from self._in_tree(line[: text.start()], text[0], place)
         for number, (pattern, make) in enumerate(_COMPILED):
             match = pattern.search(text[0])
             if match is not None:
@@ -117,10 +155,28 @@ class NcclLog(Listener):
             if init[5] == "COMPLETE":
                 self.complete.add(rank)
 
+    def _in_tree(self, rank: str, text: str, place: Location) -> Iterator[Evidence]:
+        """The links of the tree that ends with this line, which all ranks of a server print."""
+        if _ROOT.match(text) and len(self.trees) < MAX_TREES:
+            self.trees.setdefault(rank, SystemTree()).hear(text, place)
+        elif rank in self.trees:
+            self.trees[rank].hear(text, place)
+            if "====" in text:
+                yield from self._new(self.trees.pop(rank))
+
+    def _new(self, tree: SystemTree) -> Iterator[Evidence]:
+        for link in tree.links:
+            key = "tree", link.kind, link.gb_per_s, link.node, link.above
+            if key not in self.seen:
+                self.seen.add(key)
+                yield link
+
     def end(self) -> Iterator[Evidence]:
         """Ranks whose setup of a communicator has not ended, if there are any."""
         if self.graph is not None:
             yield self.graph
+        for tree in self.trees.values():
+            yield from self._new(tree)
         if len(self.complete) < len(self.begun):
             for (comm, rank), (place, size) in self.begun.items():
                 state = "" if (comm, rank) in self.complete else "initialising"

@@ -1,4 +1,4 @@
-"""Output of system tools within a log: ``nvidia-smi nvlink -s``, ``lspci -vvv``, a kernel's command line."""
+"""Output of system tools within a log: ``nvidia-smi -L`` and ``nvlink -s``, ``lspci -vvv``, a kernel's command line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blinkccl.apps.doctor.evidence import Acs, Evidence, Iommu, Location, NvLinks
+from blinkccl.apps.doctor.evidence import Acs, Evidence, GpuName, Iommu, Location, NvLinks
 from blinkccl.apps.doctor.readers import Listener
+from blinkccl.topology.gpu_models import names_in
 
 _GPU = re.compile(r"^\s*GPU (\d{1,3}): ")
 _LINK = re.compile(r"^\s*Link (\d{1,2}): (?:<?([Ii]nactive)>?|[\d.,]+ GB/s)")
@@ -28,6 +29,7 @@ class Tools(Listener):
         if gpu is not None:
             yield from self._gpu_ends()
             self.nvlinks = NvLinks(place, f"GPU{gpu[1]}", 0, 0)
+            yield from (GpuName(place, name) for name in names_in([line]))
         elif link is not None and (known := self.nvlinks) is not None:
             down = link[2] is not None
             self.nvlinks = NvLinks(known.place, known.gpu, known.up + (not down), known.down + down)

@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
+import msgspec
+
 from blinkccl.apps.doctor.evidence import (
     Device,
     Evidence,
+    GpuName,
     Location,
     MachineRead,
+    Matrix,
     NicPath,
     NvLinks,
     Processor,
@@ -66,9 +70,10 @@ def from_matrix(text: str, place: Location, notes: list[str]) -> Iterator[Eviden
     source = str(place)
     cells = nvidia_smi.read_cells(text, source)
     try:
-        yield _machine(place, nvidia_smi.parse(text, source))
+        yield msgspec.structs.replace(_machine(place, nvidia_smi.parse(text, source)), matrix=Matrix(text))
     except TopologyError as error:  # a machine with a fault may be one that Blink cannot plan on
         notes.append(str(error))
+    yield from (GpuName(place, name) for name in cells.products)
     gpus = range(cells.gpu_count)
     lanes = [[cells.lanes(a, b) for b in gpus if a != b] for a in gpus]
     if any(map(any, lanes)):
@@ -122,11 +127,24 @@ def _graphs(root: Element, source: str) -> Iterator[Evidence]:
             yield RingGraph(place, graph.pattern, len(graph.orders), graph.gb_per_s, graph.kind, ranks)
 
 
+def _host(element: Element, root: Element) -> int:
+    """The number of the host of a device, by ``host_hash``."""
+    hashes = list(dict.fromkeys(cpu.attributes.get("host_hash", "") for cpu in root.all("cpu")))
+    return next((hashes.index(cpu.attributes.get("host_hash", "")) for cpu in element.above("cpu")), 0)
+
+
+def _gpu_name(gpu: Element, root: Element) -> str:
+    """``GPU1``, or ``1/GPU1`` with its host's number if the file has several hosts, as in the topology."""
+    name = f"GPU{gpu.attributes.get('dev', '?')}"
+    several = len({cpu.attributes.get("host_hash", "") for cpu in root.all("cpu")}) > 1
+    return f"{_host(gpu, root)}/{name}" if several else name
+
+
 def _devices(root: Element, source: str) -> Iterator[Evidence]:
     for cpu in root.all("cpu"):
         numa = _whole(cpu.attributes.get("numaid"))
         for pci in cpu.below("pci"):
-            kind, name = _named(pci)
+            kind, name = _named(pci, root)
             model = " ".join(pci.attributes.get(key, "") for key in ("vendor", "device", "subsystem_device"))
             width = _whole(pci.attributes.get("link_width")) or None
             speed = re.match(r"\s*([\d.]+)", pci.attributes.get("link_speed", ""))
@@ -134,10 +152,10 @@ def _devices(root: Element, source: str) -> Iterator[Evidence]:
             yield Device(Location(source, pci.line), kind, name, model, numa, width, gt_per_s=rate)
 
 
-def _named(pci: Element) -> tuple[str, str]:
+def _named(pci: Element, root: Element) -> tuple[str, str]:
     gpu, nic = next(iter(pci.all("gpu")), None), next(iter(pci.all("nic")), None)
     if gpu is not None:
-        return "gpu", f"GPU{gpu.attributes.get('dev', '?')}"
+        return "gpu", _gpu_name(gpu, root)
     if nic is not None:
         return "nic", _nic_name(nic)
     return "bridge", f"PCI {pci.attributes.get('busid', '?')}"
@@ -161,12 +179,12 @@ def _nic_paths(root: Element, source: str) -> Iterator[Evidence]:
         if not any(_whole(net.attributes.get("speed")) for net in nic.all("net")):
             continue
         over = _above(nic)
-        for gpu in gpus:
+        for gpu in (gpu for gpu in gpus if _host(gpu, root) == _host(nic, root)):
             way = _above(gpu)
             common = next(element for element in way if element in over)
             near = max(way.index(common), over.index(common)) <= 1
             kind = {"system": "SYS", "cpu": "PHB"}.get(common.tag, "PIX" if near else "PXB")
-            yield NicPath(Location(source, nic.line), _nic_name(nic), f"GPU{gpu.attributes['dev']}", kind)
+            yield NicPath(Location(source, nic.line), _nic_name(nic), _gpu_name(gpu, root), kind)
 
 
 def _above(element: Element) -> list[Element]:
@@ -177,7 +195,7 @@ def _nvlinks(root: Element, source: str) -> Iterator[Evidence]:
     gpus = [gpu for gpu in root.below("gpu") if "dev" in gpu.attributes]
     for gpu in gpus if any(gpu.all("nvlink") for gpu in gpus) else ():
         up = sum(_whole(link.attributes.get("count")) or 0 for link in gpu.all("nvlink"))
-        yield NvLinks(Location(source, gpu.line), f"GPU{gpu.attributes['dev']}", up, 0)
+        yield NvLinks(Location(source, gpu.line), _gpu_name(gpu, root), up, 0)
 
 
 def _whole(text: str | None) -> int | None:

@@ -6,15 +6,11 @@ from collections.abc import Iterator
 
 from blinkccl.apps.doctor.evidence import Case, ChannelHop
 from blinkccl.apps.doctor.finding import Finding, finding
-from blinkccl.apps.doctor.rules.job import Expected, MeasuredJob, ProvedBound, in_switch_busbw, jobs
+from blinkccl.apps.doctor.rules.job import GAP, GAP_ON_NVLINK, Expected, MeasuredJob, ProvedBound, in_switch_busbw, jobs
 from blinkccl.apps.doctor.rules.peers import near_each_other, switched_off
 from blinkccl.show.text import gb_per_s_text, ids
 from blinkccl.topology.stated import assumed
 from blinkccl.units import size_text
-
-#: NCCL's model uses practical rates, about 80 % of nominal on NVLink. A result below these parts of the bound is
-#: therefore due to NCCL's channels.
-GAP_ON_NVLINK, GAP = 0.7 * 0.8, 0.5
 
 
 def bound(case: Case) -> Iterator[Finding]:
@@ -70,7 +66,7 @@ def _little(job: MeasuredJob, expected: Expected, most: ProvedBound) -> Finding:
         bound   {job.bound_text}
         got     {_got(job)}
         cause   NCCL finds {expected.how}; trees packed into the same links reach more
-        try     {_plan(job)}, and blink run -- with your program{_pick(job, "GPUs with a ring")}
+        try     {_plan(job)}{_run(job)}{_pick(job, "GPUs with a ring")}
         """).at(job.machine, job.measured)
 
 
@@ -95,6 +91,11 @@ def _bound(job: MeasuredJob, most: ProvedBound) -> Finding:
 def _plan(job: MeasuredJob) -> str:
     """The command that plans the job; with all links if NVLink leaves its GPUs in parts, as there is no other plan."""
     return f"blink plan {job.collective}{job.spec}{' --links all' if job.split else ''}"
+
+
+def _run(job: MeasuredJob) -> str:
+    """The command that runs a program on such plans, which is for NVIDIA's GPUs."""
+    return "" if any(x.kind == "xgmi" for x in job.topology.links) else ", and blink run -- with your program"
 
 
 def _pick(job: MeasuredJob, what: str) -> str:

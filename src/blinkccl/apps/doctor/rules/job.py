@@ -5,20 +5,21 @@ If the files do not state the job, it is inferred, and a note of the case gives 
 
 from __future__ import annotations
 
-import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from blinkccl.apps.doctor.evidence import THIS_MACHINE, Case, MachineRead, MeasuredCall, NcclVersion, RingGraph
+from blinkccl.apps.doctor.rules.servers import alike, gpu_name, server_of, with_names
 from blinkccl.collectives.spec import Collective
 from blinkccl.cost.baselines.nccl_links import VERSION
 from blinkccl.cost.baselines.nccl_model import SERVED
 from blinkccl.cost.baselines.nccl_server import NcclServer
 from blinkccl.errors import BlinkError
 from blinkccl.show.text import gb_per_s_text, ids
-from blinkccl.topology.catalog import machine
 from blinkccl.topology.connectivity import parts
+from blinkccl.topology.gpu_models import gpu_model
 from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import FAST_KINDS, Link, Topology
 from blinkccl.topology.select import ids_text, network_for
@@ -36,11 +37,15 @@ LEAST_BYTES = 16 << 20
 MOST_SEARCHED = 6
 #: NCCL_TOPO_PATTERN_RING.
 RING_PATTERN = 4
-#: (name of the GPUs, their number, machine): the server that these GPUs fill.
-_SERVERS = (
-    (r"P100-SXM2", 8, "dgx-1p"), (r"V100-SXM2", 8, "dgx-1v"), (r"V100-SXM3", 16, "dgx-2"),
-    (r"A100-SXM4", 8, "dgx-a100"), (r"H100 80GB HBM3|H100-SXM", 8, "hgx-h100"), (r"H200(?! NVL)", 8, "hgx-h200"),
-)  # fmt: skip
+#: NCCL's model uses practical rates, about 80 % of nominal on NVLink. A result below these parts of the bound is
+#: therefore due to NCCL's channels.
+GAP_ON_NVLINK, GAP = 0.7 * 0.8, 0.5
+#: A machine with more GPUs spans several hosts.
+MOST_OF_A_HOST = 16
+#: Slower links in a topology are mostly those of virtual bridges.
+LEAST_REAL_GB_PER_S = 1
+#: The part of the bound that RCCL reaches on a full mesh: 322 of 448 GB/s on eight MI300X (AMD's RCCL tests).
+RCCL_PART = 0.72
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +98,19 @@ class MeasuredJob:
     def spec(self) -> str:
         """The options that describe the job on a command line."""
         gpus = "" if self.whole else f" --gpus {ids_text(self.ranks)}"
-        source = self.topology.name if self.machine.inferred else self.machine.place.source.partition(",")[0]
-        return ("" if source == THIS_MACHINE else f" --topo {source}") + gpus
+        source = self.topology.name if self.machine.inferred else self.machine.place.source
+        if self.machine.named:
+            source += f" @ {self._stated_by_name}"
+        return ("" if source == THIS_MACHINE else f" --topo {shlex.quote(source)}") + gpus
+
+    @property
+    def _stated_by_name(self) -> str:
+        """The rates that the GPUs' name gives a matrix, as a user states them."""
+        model = gpu_model(self.machine.named)
+        assert model is not None
+        joined = any(x.kind == "nvlink" for x in self.topology.links)
+        lane = [f"nvlink={float(model.lane_gb_per_s):g}GB/s"] if joined and model.lane_gb_per_s is not None else []
+        return ", ".join([*lane, f"pcie=gen{model.pcie}"])
 
     @property
     def bound(self) -> ProvedBound | None:
@@ -105,7 +121,17 @@ class MeasuredJob:
         if len(self.ranks) > MOST_SEARCHED and len(self.islands()) > 2 and self.joined_somewhere:
             return None
         size = self.measured.size_bytes if self.measured is not None else LARGE_BYTES
+        if any(x.kind == "xgmi" for x in self.topology.links):
+            return self._expected_of_rccl
         return expected_of(self.topology, self.ranks, self.collective, size, self.version)
+
+    @property
+    def _expected_of_rccl(self) -> Expected | None:
+        """RCCL's rate on a full mesh of xGMI; None elsewhere."""
+        bound = self.bound
+        if bound is None or self.collective not in SERVED or not alike(self.topology):
+            return None
+        return Expected(RCCL_PART * bound.busbw_gb_per_s, f"RCCL, {RCCL_PART:.0%} of the links", "XGMI")
 
     @property
     def joined_somewhere(self) -> bool:
@@ -123,6 +149,25 @@ class MeasuredJob:
         """The assumed rates that the bound rests on, in words: no file states them."""
         bound = self.bound
         return [] if bound is None else assumed(self.topology, bound.kinds)
+
+    @property
+    def modelled_gb_per_s(self) -> float | None:
+        """NCCL's modelled busbw; where the model takes too long, the least part of the bound that NCCL reaches."""
+        if self.expected is not None:
+            return self.expected.busbw_gb_per_s
+        return None if self.bound is None or not self.certain else GAP * self.bound.busbw_gb_per_s
+
+    @property
+    def judgeable(self) -> bool:
+        """True if the measurement can be compared with NCCL's own rings, or with rates that are known.
+
+        A GPU's name makes the assumed rates of its own links known, and not those between processors.
+        """
+        if self.graph is not None:
+            return True
+        named = self.measured is not None and gpu_model(self.measured.gpu) is not None
+        bus = self.bound is not None and "smp" in self.bound.kinds
+        return self.modelled_gb_per_s is not None and (not self.assumed or (named and not bus))
 
     @property
     def certain(self) -> bool:
@@ -171,9 +216,10 @@ def jobs(case: Case) -> list[MeasuredJob]:
                 MeasuredJob(host, ranks, best.collective, stated(case, best.ranks, best.hosts), best, last, version)
             )
     if not rows and (read := machines_with_gpus(case)):
-        ranks = case.gpus or read[-1].topology.ranks
+        last_read = with_names(read[-1], gpu_name(case))
+        ranks = case.gpus or last_read.topology.ranks
         if len(ranks) > 1:
-            result.append(MeasuredJob(read[-1], ranks, "allreduce", stated(case, len(ranks)), version=version))
+            result.append(MeasuredJob(last_read, ranks, "allreduce", stated(case, len(ranks)), version=version))
     return result
 
 
@@ -190,6 +236,9 @@ def best_rows(case: Case) -> list[MeasuredCall]:
 def stated(case: Case, ranks: int, hosts: int = 1) -> RingGraph | None:
     """The last rings that NCCL printed or dumped for this number of ranks, on one host."""
     rings = [g for g in case.of(RingGraph) if g.pattern == RING_PATTERN and g.gb_per_s > 0 and g.ranks in (None, ranks)]
+    model = gpu_model(gpu_name(case))
+    if model is not None and model.amd:  # RCCL's channels share links, so their sum is no rate
+        return None
     return rings[-1] if rings and hosts == 1 else None
 
 
@@ -199,16 +248,14 @@ def machines_with_gpus(case: Case) -> list[MachineRead]:
 
 
 def machine_of(case: Case, row: MeasuredCall) -> MachineRead | None:
-    """The machine that was read last, or else a server with GPUs of this name and number."""
+    """The machine that was read last, with the rates of GPUs of this name, or else the server that the name implies."""
     read = machines_with_gpus(case)
     if read:
-        return read[-1]
-    for pattern, count, name in _SERVERS:
-        if row.hosts == 1 and row.ranks == count and re.search(pattern, row.gpu):
-            why = f"{count} GPUs called {row.gpu} are taken for {name}; give --topo for certainty"
-            case.notes.append(f"{row.place.source}: {why}")
-            return MachineRead(row.place, machine(name), why)
-    return None
+        return with_names(read[-1], row.gpu)
+    server = server_of(row.place, row.gpu, row.ranks, row.hosts)
+    if server is not None:
+        case.notes.append(f"{row.place.source}: {server.inferred}")
+    return server
 
 
 def _ranks(case: Case, topology: Topology, row: MeasuredCall) -> tuple[int, ...] | None:
@@ -217,10 +264,14 @@ def _ranks(case: Case, topology: Topology, row: MeasuredCall) -> tuple[int, ...]
         return case.gpus
     if row.ranks == len(topology.ranks):
         return topology.ranks
-    if row.ranks > len(topology.ranks) or row.ranks < 2 or row.hosts > 1:
+    if row.ranks > len(topology.ranks) or row.ranks < 2:
         return None
     listed = len(row.gpus) == row.ranks == len(set(row.gpus)) and set(row.gpus) <= set(topology.ranks)
+    if row.hosts > 1:  # a rack is one machine here, since NVLink joins its hosts
+        return topology.ranks[: row.ranks] if len(topology.ranks) > MOST_OF_A_HOST and alike(topology) else None
     chosen = row.gpus if listed else topology.ranks[: row.ranks]
+    if alike(topology):
+        return tuple(chosen)
     how = "the log numbers them so" if listed else "programs use the first GPUs"
     case.notes.append(
         f"{row.place.source}: its {row.ranks} ranks are assumed to be GPUs {ids_text(chosen)}, because {how}; "

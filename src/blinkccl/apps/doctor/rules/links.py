@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -116,8 +117,8 @@ def one_way(case: Case) -> Iterator[Finding]:
             bound   {gb_per_s_text(high * unit)} by {fast}
             got     {gb_per_s_text(low * unit)} by {slow}
             cause   {len(uneven)} links differ by operation; a library that only {slow[:-1]}s gets the slow rate
-            try     plans that use {fast}: blink plan allreduce --topo {machine.place.source} (queues are {queues}
-                    there); with NCCL NCCL_P2P_READ_ENABLE={int(fast == "reads")}
+            try     plans that use {fast}: blink plan allreduce --topo {shlex.quote(machine.place.source)} (queues are
+                    {queues} there); with NCCL NCCL_P2P_READ_ENABLE={int(fast == "reads")}
             """).at(machine)
 
 

@@ -7,9 +7,16 @@ from itertools import pairwise
 
 from blinkccl.apps.doctor.evidence import Case, Evidence, MachineRead, MeasuredCall, NcclVersion, RingGraph
 from blinkccl.apps.doctor.finding import Finding, finding
-from blinkccl.apps.doctor.rules.bound import GAP
-from blinkccl.apps.doctor.rules.job import LEAST_BYTES, MeasuredJob, best_rows, jobs, machines_with_gpus, stated
+from blinkccl.apps.doctor.rules.job import (
+    LEAST_BYTES,
+    LEAST_REAL_GB_PER_S,
+    best_rows,
+    jobs,
+    machines_with_gpus,
+    stated,
+)
 from blinkccl.show.text import gb_per_s_text
+from blinkccl.topology.gpu_models import gpu_model
 from blinkccl.topology.model import Topology
 from blinkccl.units import size_text
 
@@ -21,8 +28,6 @@ SAY_NOTHING_OF_RATES = ("nic-far", "shared-memory", "cpu-quota", "no-gpudirect",
 COLLAPSE = 0.5
 #: Results this far above the bound are not measurement errors.
 ABOVE = 1.1
-#: Slower links in a topology are mostly those of virtual bridges.
-LEAST_REAL_GB_PER_S = 1
 
 
 def wrong_results(case: Case) -> Iterator[Finding]:
@@ -30,13 +35,15 @@ def wrong_results(case: Case) -> Iterator[Finding]:
     wrong = [row for row in case.of(MeasuredCall) if row.wrong]
     if wrong:
         first = wrong[0]
+        model = gpu_model(first.gpu)
+        memory = "amd-smi metric --ecc" if model is not None and model.amd else "nvidia-smi -q -d ECC"
         yield finding(f"""
             error: {len(wrong)} measurements have wrong results  [wrong-results]
             bound   0 wrong
             got     {first.wrong:g} wrong in {first.collective} of {first.size_bytes} bytes
             cause   data are damaged in transit, usually by P2P over PCIe with a translating IOMMU, or by hardware
             try     run it with NCCL_P2P_DISABLE=1: if the results are right, boot with iommu=pt and disable ACS; if
-                    not, nvidia-smi -q -d ECC and the other GPUs one by one
+                    not, {memory} and the other GPUs one by one
             """).at(wrong[:2])
 
 
@@ -113,7 +120,7 @@ def unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
         return
     known = jobs(case)
     for job in known:
-        expected = job.graph.total_gb_per_s if job.graph is not None else _modelled(job)
+        expected = job.graph.total_gb_per_s if job.graph is not None else job.modelled_gb_per_s
         if job.measured is not None and expected is not None:
             yield from _low(job.name, job.measured, expected, job.graph or job.machine, job.bound_text)
     for row in [] if known else best_rows(case):
@@ -123,16 +130,12 @@ def unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
             yield from _low(name, row, graph.total_gb_per_s, graph, "unknown: no file describes the machine")
 
 
-def _modelled(job: MeasuredJob) -> float | None:
-    """NCCL's modelled busbw; if the model takes too long, the least part of the bound that NCCL reaches."""
-    if job.expected is not None:
-        return job.expected.busbw_gb_per_s
-    return None if job.bound is None or not job.certain else GAP * job.bound.busbw_gb_per_s
-
-
 def _low(name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineRead, most: str) -> Iterator[Finding]:
     if row.busbw_gb_per_s >= LOW * expected:
         return
+    model = gpu_model(row.gpu)
+    amd = model is not None and model.amd
+    clocks = "amd-smi metric --clock --throttle" if amd else "nvidia-smi -q -d PERFORMANCE,CLOCK"
     source = "the channels that it printed" if isinstance(by, RingGraph) else "its model on these links"
     yield finding(f"""
         warning: {name} gets {row.busbw_gb_per_s / expected:.0%} of NCCL's expectation  [measured-low]
@@ -140,8 +143,8 @@ def _low(name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineR
         got     {gb_per_s_text(row.busbw_gb_per_s)} busbw at {size_text(row.size_bytes)} ({row.place})
         cause   not in the evidence; possible are a link below its stated rate, another job on the same links,
                 throttled clocks, or processes on the wrong NUMA node
-        try     blink doctor on the machine itself, or blink topo --gather there; nvidia-smi -q -d PERFORMANCE,CLOCK;
-                NCCL_DEBUG=INFO with the same run
+        try     blink doctor on the machine itself, or blink topo --gather there; {clocks}; NCCL_DEBUG=INFO with the
+                same run
         """).at(row, by)
 
 

@@ -48,7 +48,7 @@ def nic_far(case: Case) -> Iterator[Finding]:
             continue
         nics = len({path.nic for path in paths})
         severity, attempt = "note", f"let jobs that span hosts have {named(near)} first"
-        if nics > 1:
+        if nics > 1 and not _one_host(case):
             severity, attempt = "warning", "move half of the cards to slots of the other socket; until then let jobs "
             attempt += f"that span hosts ask for {named(near)}"
         yield finding(f"""
@@ -59,6 +59,13 @@ def nic_far(case: Case) -> Iterator[Finding]:
                     on such a path
             try     {attempt}
             """).at([path for path in paths if path.gpu in far][:2])
+
+
+def _one_host(case: Case) -> bool:
+    """True if the evidence is of a job on one host, which needs no network card."""
+    rows = case.of(MeasuredCall)
+    net = any(hop.transport == "NET" for hop in case.of(ChannelHop))
+    return bool(rows) and not net and all(row.hosts == 1 for row in rows)
 
 
 def _sockets_of(case: Case, source: str) -> dict[str, object]:

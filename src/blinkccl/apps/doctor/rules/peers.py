@@ -14,13 +14,21 @@ from blinkccl.apps.doctor.evidence import (
     PeerAccess,
     Setting,
     Started,
+    SystemLink,
 )
 from blinkccl.apps.doctor.finding import Finding, finding
-from blinkccl.apps.doctor.rules.job import jobs, rates
-from blinkccl.show.text import count
+from blinkccl.apps.doctor.rules.job import best_rows, jobs, rates
+from blinkccl.apps.doctor.rules.servers import gpu_name, model_of
+from blinkccl.show.text import count, gb_per_s_text
+from blinkccl.topology import nccl_constants as nccl
+from blinkccl.topology.model import FAST_KINDS
 
 #: Settings that disable P2P.
 _OFF = {"NCCL_P2P_DISABLE": ("1",), "NCCL_P2P_LEVEL": ("LOC", "0")}
+#: Values of NCCL_P2P_LEVEL that take P2P across a processor; the numbers are old forms.
+_ACROSS = ("PHB", "NODE", "SYS", "3", "4", "5")
+#: A part of the GPUs' PCIe that P2P across processors exceeds where it works well.
+_LITTLE_OF_PCIE = 0.3
 
 
 def switched_off(case: Case) -> bool:
@@ -71,26 +79,75 @@ def p2p_off(case: Case) -> Iterator[Finding]:
     near = [hop for hop in shm if near_each_other(case, hop)]
     if not (refused and not _joined_by_nvlink(case)) and not near and not (shm and not p2p):
         return
-    consumer = any("GeForce" in row.gpu or "RTX" in row.gpu for row in case.of(MeasuredCall))
-    if refused or (consumer and not near):
-        why = "CUDA allows no P2P between them (GeForce cards, virtual machines, some boards)"
+    name, model = gpu_name(case), model_of(case)
+    barred = model is not None and not model.peers and not any(_joined(case, hop) for hop in near)
+    if barred:
+        why = f"{name} has no P2P over PCIe: NVIDIA's driver grants none to GeForce cards"
+        attempt = "no setting of NCCL gives P2P to them;"
+    elif refused:
+        why = "CUDA allows no P2P between them (virtual machines, some boards, a driver)"
+        attempt = "nvidia-smi topo -p2p r says which pairs may;"
     elif near:
         why = "NVLink or one PCIe switch joins them, so something has disabled P2P"
+        attempt = "nvidia-smi topo -p2p r says which pairs may; unset NCCL_P2P_LEVEL and NCCL_P2P_DISABLE;"
     else:
-        why = "NCCL does not use P2P across a processor by default"
-    severity = "warning" if refused or near or consumer else "note"
+        why = "NCCL does not use P2P across a processor by default, as it is often slower than memory there"
+        attempt = "nothing, unless nvidia-smi topo -p2p r allows these pairs and NCCL_P2P_LEVEL=PHB measures faster;"
+    severity = "warning" if refused or near or barred else "note"
     could, got = rates(case)
     pairs = len({(min(h.src, h.dst), max(h.src, h.dst)) for h in near or shm})
     through = f"SHM between {count(pairs, 'pair')} of ranks" if shm else f"P2P refused for {len(refused)} pairs of GPUs"
+    most = "host memory, as P2P is not possible" if barred else f"{could}P2P: each byte crosses PCIe once each way"
     yield finding(f"""
         {severity}: GPUs exchange data through the host's memory, not directly  [p2p-off]
-        bound   {could}P2P: each byte crosses PCIe once each way
+        bound   {most}
         got     {got}{through}
         cause   {why}
-        try     nvidia-smi topo -p2p r says which pairs may; if they may, try NCCL_P2P_LEVEL=SYS; if not,
-                NCCL_SHM_USE_CUDA_MEMCPY=1 copies large messages faster, and blink plan --links staged is the plan
-                through memory
+        try     {attempt} NCCL_SHM_USE_CUDA_MEMCPY=1 copies large messages faster, and blink plan --links staged is
+                the plan through memory
         """).at((refused or near or shm)[:4])
+
+
+def p2p_forced(case: Case) -> Iterator[Finding]:
+    """A setting that takes P2P across processors, on GPUs without NVLink: often slower than host memory."""
+    levels = [one for one in case.of(Setting) if one.name == "NCCL_P2P_LEVEL"]
+    hops = [hop for hop in case.of(ChannelHop) if hop.transport == "P2P"]
+    if not levels or levels[-1].value not in _ACROSS or not hops or _has_nvlink(case):
+        return
+    assignment = f"NCCL_P2P_LEVEL={levels[-1].value}"
+    could, got = rates(case)
+    best = max((row.busbw_gb_per_s for row in best_rows(case)), default=None)
+    got = got or (f"{gb_per_s_text(best)} busbw measured; " if best is not None else "")
+    model = model_of(case)
+    pcie = float(nccl.pcie_gb_per_s(nccl.PCI_SPEED_OF[4 if model is None else model.pcie], nccl.PCI_DEFAULT_WIDTH))
+    slow = best is not None and best < _LITTLE_OF_PCIE * pcie
+    yield finding(f"""
+        {"warning" if slow else "note"}: {assignment} sends data between GPUs across processors  [p2p-forced]
+        bound   {could}NCCL's default: host memory where a processor lies between two GPUs
+        got     {got}{assignment}
+        cause   writes of one GPU to another through a processor are slow on many servers: eight L20 got 1.8 GB/s so,
+                and 12.5 by default (NVIDIA/nccl issue 1817)
+        try     unset NCCL_P2P_LEVEL and measure again; keep it only if it is faster here
+        """).at(levels[-1], hops[:2])
+
+
+def _has_nvlink(case: Case) -> bool:
+    """True if NVLink or xGMI joins GPUs, by the machine, by NCCL's tree, or by the GPUs' name."""
+    machines = [job.machine.topology for job in jobs(case)] or [one.topology for one in case.of(MachineRead)]
+    if machines:
+        return any(x.kind in FAST_KINDS for x in machines[-1].links)
+    model = model_of(case)
+    printed = any(link.kind in ("NVL", "XGMI") for link in case.of(SystemLink))
+    return printed or (model is not None and model.lane_gb_per_s is not None)
+
+
+def _joined(case: Case, hop: ChannelHop) -> bool:
+    """True if NVLink joins the GPUs of a hop directly."""
+    for job in jobs(case):
+        if max(hop.src, hop.dst) < len(job.ranks):
+            link = job.topology.link.get((job.ranks[hop.src], job.ranks[hop.dst]))
+            return link is not None and link.kind in FAST_KINDS
+    return False
 
 
 def _joined_by_nvlink(case: Case) -> bool:
@@ -135,4 +192,4 @@ def _several_gpus(case: Case) -> bool:
     return max((machine.gpus for machine in case.of(MachineRead)), default=2) > 1
 
 
-RULES = (nvlink_peer_broken, p2p_off, iommu, acs)
+RULES = (nvlink_peer_broken, p2p_off, p2p_forced, iommu, acs)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from blinkccl.apps.doctor.evidence import Case, ChannelHop, MachineRead, MeasuredCall, NetworkInUse, Setting
 from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.apps.doctor.rules.job import rates
+from blinkccl.apps.doctor.rules.servers import model_of
+from blinkccl.topology.assembly import COMBINING_SM
 
 
 def _number(text: str) -> int:
@@ -26,8 +28,10 @@ def _several_hosts(case: Case) -> bool:
 
 
 def _switched(case: Case) -> bool:
-    """True if the GPUs are on an NVSwitch, or the machine is unknown."""
-    machines = case.of(MachineRead)
+    """True if the GPUs are on an NVSwitch that may reduce, or neither machine nor GPUs are known."""
+    machines, model = case.of(MachineRead), model_of(case)
+    if not machines and model is not None:
+        return model.lane_gb_per_s is not None and (model.sm or 0) >= COMBINING_SM
     return not machines or any(machine.switched for machine in machines)
 
 
