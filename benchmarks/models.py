@@ -21,6 +21,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.cost.baselines.candidate import Conditions, Prepared
 from blinkccl.cost.baselines.registry import candidates
 from blinkccl.cost.simulate.calibration import calibration, calibration_for
+from blinkccl.topology.select import ids_text
 from blinkccl.topology.spec import parse_spec
 from blinkccl.trees.algorithms.request import Request
 
@@ -53,7 +54,7 @@ class Figure:
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
-        gpus = ",".join(map(str, self.gpus))
+        gpus = ids_text(self.gpus)
         return f"{self.machine} {gpus}", self.collective, self.contender, self.calibration, self.size_bytes
 
 
@@ -106,6 +107,7 @@ def figures() -> Iterator[Figure]:
             "dgx-1p", EIGHT, collective, "nccl-2.4", GIB, "busbw", busbw, busbw, "Tartan suite, raw data", fitted
         )
     yield from _servers()
+    yield from _on_todays_servers()
     yield from _over_pcie()
     yield from _copies()
 
@@ -135,6 +137,30 @@ def _servers() -> Iterator[Figure]:
     ):
         gpus = tuple(range(count))
         yield Figure(machine, gpus, "allreduce", contender, 8 * GIB, "busbw", low, high, SERVERS, fitted)
+
+
+def _on_todays_servers() -> Iterator[Figure]:
+    """AllReduce by NCCL on Hopper and later; only the rack's table is fitted, and it is judged on the others."""
+    rack = "pull request 43 of coreweave/nccl-tests"
+    for mib, slow, fast in (
+        (512, 1835.9, 1806.7),
+        (1024, 3108.8, 2924.7),
+        (2048, 5589.1, 5474.6),
+        (4096, 10141, 10094),
+        (8192, 20299, 20006),
+    ):
+        yield Figure("gb200-nvl72", tuple(range(72)), "allreduce", "nccl-2.30", mib * MIB, "us", fast, slow, rack, True)
+    for machine, gib, busbw, source in (
+        ("dgx-b200", 8, 832, "issue 1807 of nccl"),
+        ("dgx-b300", 8, 845, "issue 2140 of nccl"),
+        ("hgx-h200", 4, 475, "issue 272 of nccl-tests"),
+        ("hgx-h800", 8, 215, "issue 1374 of nccl"),
+        ("mi300x", 8, 322, "rccl-tests log of a public thread"),
+    ):
+        contender = "optimal" if machine == "mi300x" else "nccl-2.30"
+        yield Figure(machine, EIGHT, "allreduce", contender, gib * GIB, "busbw", busbw, busbw, source, False)
+    l40s = "nccl-tests log of a public thread: two L40S of two sockets"
+    yield Figure("l40s-8", (0, 4), "allreduce", "nccl-2.30", GIB, "busbw", 20, 20, l40s, False)
 
 
 def _over_pcie() -> Iterator[Figure]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from blinkccl.api.topo import Spec, topology_of
 from blinkccl.errors import ScheduleError, TimeUpError, UsageError, VerificationError
 from blinkccl.show.text import Paint, fit, gb_per_s_text, plain, rate_text
+from blinkccl.topology.stated import assumed
 from blinkccl.trees.algorithms.registry import algorithm
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.forest.model import Forest, Share
@@ -207,6 +208,8 @@ class Plan:
         from blinkccl.trees.forest.document import to_document
 
         document = to_document(self.forest, seconds)
+        if rates := assumed(self.forest.topology):
+            document["assumed"] = rates
         if self.choice is not None:
             document["choice"] = choice_document(self.choice)
         if self.request is None or self.forest.combining:

@@ -15,6 +15,7 @@ from blinkccl.schema import SCHEMA_VERSION, upgraded
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology
 from blinkccl.topology.plan_links import links_of, same_links
+from blinkccl.topology.stated import assumed
 from blinkccl.trees.forest.document import from_document, without_collection
 from blinkccl.trees.forest.model import Forest
 
@@ -62,6 +63,7 @@ class Audit:
             "bound": None if verdict.bound is None else str(verdict.bound),
             "optimal": verdict.optimal,
             "optimal_on": self.scope if verdict.optimal else None,
+            "assumed": assumed(self.forest.topology),
             "violations": [
                 *({"by": "checker", "text": text} for text in verdict.violations),
                 *({"by": "verifier", "text": text} for text in self.faults),

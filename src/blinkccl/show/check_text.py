@@ -8,7 +8,7 @@ from blinkccl.proof.audit import Audit
 from blinkccl.proof.check import Verdict
 from blinkccl.schedule.program import Program
 from blinkccl.schema import SCHEMA_VERSION
-from blinkccl.show.plan_text import ORDER_SHOWN, headline
+from blinkccl.show.plan_text import ORDER_SHOWN, assumed_lines, headline
 from blinkccl.show.text import Paint, count, plain, rate_text
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.forest.order import shortened
@@ -23,6 +23,7 @@ def audit_text(audit: Audit, paint: Paint = plain) -> str:
     lines = [headline(audit.forest)]
     if audit.schema_version < SCHEMA_VERSION:
         lines.append(f"        schema_version {audit.schema_version}, of an earlier blink: its gbps are GB/s")
+    lines += [f"        {line}" for line in assumed_lines(audit.forest.topology)]
     lines += _checker(audit.forest, verdict, paint, audit.scope)
     lines += _program(audit.program, faults, paint)
     if audit.ok:

@@ -30,9 +30,10 @@ from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.runtime.host_table import Crossing, label, machine, path_of_host, table_for
 from blinkccl.show.beside import choice_document, in_switch, in_switch_sentence
-from blinkccl.show.plan_text import certificate_lines
+from blinkccl.show.plan_text import assumed_lines, certificate_lines
 from blinkccl.show.sim_text import decided_document, not_here_text, summary_text
 from blinkccl.show.text import gb_per_s_text, ids, rate_text, seconds_text
+from blinkccl.topology.stated import assumed
 from blinkccl.trees.algorithms.bounds import bound_gb_per_s
 from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.tables import BUILT_IN, GPUS, NCCL, Cell, MeasuredTable, Way, cell_at, read
@@ -138,6 +139,7 @@ def explain_text(explanation: Explanation, why: bool = False) -> str:
     lines = [
         head,
         explanation.code.about(explanation.conditions),
+        *assumed_lines(request.network),
         "",
         f"here    {_library_text(explanation.library)}",
         *_fastest_lines(explanation.choice),
@@ -247,6 +249,7 @@ def explain_document(explanation: Explanation) -> dict[str, Any]:
         "bound_gb_per_s": bound_gb_per_s(request)
         if forest.topology != request.network
         else float(forest.bound) * forest.topology.unit_gb_per_s,
+        "assumed": assumed(request.network),
         "in_switch_gb_per_s": combined.algbw_gb_per_s
         if isinstance(combined := in_switch(request, forest), Forest)
         else None,

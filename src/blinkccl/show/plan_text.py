@@ -68,15 +68,20 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
         verdict = paint(f"{percentage}% of the bound", "bold yellow")
     if not forest.combining and forest.collective.reduces and any(vertex.combines for vertex in topology.vertices):
         verdict += ", without reduction in the switch"
-    rates = "; ".join(assumed(topology))
     return [
         paint(headline(forest), "bold"),
         f"links   {links} (directed), in units of {gb_per_s_text(topology.unit_gb_per_s)}",
-        *([f"assumed {rates}: blink topo shows how to state it"] if rates else []),
+        *assumed_lines(topology),
         f"rate    {rate_text(forest.rate, topology)} algbw, {gb_per_s_text(busbw)} busbw",
         f"bound   {rate_text(forest.bound, topology)}: {verdict}",
         *order_lines(forest),
     ]
+
+
+def assumed_lines(network: Topology) -> list[str]:
+    """The assumed rates of a plan's links in one line; none if a file or the user states all."""
+    rates = "; ".join(assumed(network))
+    return [f"assumed {rates}: blink topo shows how to state it"] if rates else []
 
 
 def order_lines(forest: Forest) -> list[str]:

@@ -14,9 +14,12 @@ from blinkccl.cost.choice.candidates import Code
 from blinkccl.cost.choice.programs import stores_bound_gb_per_s
 from blinkccl.cost.simulate.timeline import Summary
 from blinkccl.show.charts import Curve, curves_picture
+from blinkccl.show.plan_text import assumed_lines
 from blinkccl.show.shapes import Picture
 from blinkccl.show.text import Paint, columns, count, fit, gb_per_s_text, ids, seconds_text
 from blinkccl.show.words import collective_name
+from blinkccl.topology.model import Topology
+from blinkccl.topology.stated import assumed
 from blinkccl.trees.algorithms.path_table import PairSplits
 from blinkccl.units import size_text
 
@@ -36,10 +39,16 @@ def head_text(field: JobCandidates, code: Code, conditions: Conditions) -> str:
         f"{code.about(conditions)}; links fifo{streams}",
         f"no schedule of trees on {links} is faster than {gb_per_s_text(field.bound_gb_per_s)} (nominal rates)",
     ]
+    lines += assumed_lines(_network(field))
     stores = None if code.gpu is None or field.of_plan else stores_bound_gb_per_s(request)
     if stores is not None:
         lines.append(f"kernels use no link that leads only into a processor's memory: at most {gb_per_s_text(stores)}")
     return "\n".join(lines) + "\n"
+
+
+def _network(field: JobCandidates) -> Topology:
+    """The job's links; a plan's are all of its topology."""
+    return field.request.topology if field.of_plan else field.request.network
 
 
 def size_table(field: JobCandidates, row: Sequence[Estimate], paint: Paint, width: int | None = None) -> str:
@@ -170,6 +179,7 @@ def sim_document(
         "sharing": "fifo",
         "streams": "per-tree" if code.gpu is None else None,
         "bound_gb_per_s": bound,
+        "assumed": assumed(_network(field)),
         "sizes": [
             {"size_bytes": row[0].size_bytes, "algorithms": [_row_document(estimate, bound) for estimate in row]}
             for row in rows

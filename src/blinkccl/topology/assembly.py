@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology.model import Link, Topology, Vertex, common_unit
+from blinkccl.topology.model import READ_PROVENANCES, Link, Topology, Vertex, common_unit
 
 #: Limit against nonsense input; 16 servers of an NVL72 row have 2,500 vertices.
 MAX_VERTICES = 4096
@@ -128,6 +128,8 @@ def copies(
             for old in sorted(v.id for v in machine.vertices if machine.is_transit(v.id) == transit):
                 vertex = machine.vertex[old]
                 ids[server][old] = box.add(vertex.kind, f"{name}/{vertex.label}", server, vertex.sm)
+    overruled = dict.fromkeys(_overruled(machine, nic_gb_per_s) for _, machine in servers)
+    box.notes.extend(note for note in overruled if note)
     for number, (_, machine) in zip(ids, servers, strict=True):
         _copy_links(box, machine, number, nic_gb_per_s)
     box.notes.extend(dict.fromkeys(note for _, machine in servers for note in machine.notes))
@@ -137,6 +139,24 @@ def copies(
 def nics_of(machine: Topology) -> list[int]:
     """The NICs of ``machine``, ascending."""
     return sorted(v.id for v in machine.vertices if v.kind == "nic")
+
+
+def _overruled(machine: Topology, nic_gb_per_s: Fraction | None) -> str:
+    """A note on the rates of NICs in a file that ``nic_gb_per_s`` replaces; "" without any."""
+    unit, label = exact_unit(machine), {v.id: v.label for v in machine.vertices}
+    rates = {
+        label[x.dst]: x.capacity * unit for x in machine.links if _of_file(x) and machine.vertex[x.dst].kind == "nic"
+    }
+    replaced = [f"{name} {float(rate):g}" for name, rate in rates.items() if nic_gb_per_s not in (None, rate)]
+    if not replaced or nic_gb_per_s is None:
+        return ""
+    return (
+        f"each NIC has {float(nic_gb_per_s):g} GB/s as stated, in place of the file's rate: {', '.join(replaced)} GB/s"
+    )
+
+
+def _of_file(link: Link) -> bool:
+    return link.kind == "net" and link.provenance in READ_PROVENANCES
 
 
 def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gb_per_s: Fraction | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, permutations
 
@@ -21,6 +22,13 @@ NVLINK1, NVLINK, NVLINK5 = 20, 25, 50
 PCIE3, PCIE4, PCIE5 = 12, 24, 48
 #: GB/s between sockets, from NCCL's constants: QPI and UPI, Infinity Fabric, Sapphire Rapids' UPI, POWER9's X-bus.
 QPI, AMD_FABRIC, SPR_UPI, XBUS = 10, 16, 22, 32
+#: GB/s of NVLink-C2C per direction: 900 GB/s of a Grace both ways, which two Blackwells share (NVIDIA's data sheets of
+#: GH200 and GB200). Between two Graces NCCL counts 6.
+C2C, GRACE_BUS = 450, 6
+#: GB/s of an xGMI link each way: 128 both ways of an MI300X or MI325X, 153.6 of an MI355X (AMD's data sheets).
+XGMI3, XGMI4 = Fraction(64), Fraction("76.8")
+#: Compute capabilities, where the links alone do not identify the GPUs.
+HOPPER, BLACKWELL, BLACKWELL_ULTRA, ADA, BLACKWELL_PCIE = 90, 100, 103, 89, 120
 
 #: First word of the GPU names of Macs, which NCCL does not support.
 APPLE = "Apple"
@@ -91,11 +99,21 @@ def _hybrid_cube_mesh(box: Assembly, lane: int, doubled: bool) -> None:
     _Pcie(PCIE3, QPI).attach(box, gpus)
 
 
+def _gpus(box: Assembly, count: int, sm: int | None) -> list[int]:
+    return [box.add("gpu", f"GPU{i}", sm=sm) for i in range(count)]
+
+
 def _nvswitch_box(
-    box: Assembly, gpu_count: int, lanes: int, pcie: _Pcie | None, nic_gb_per_s: int = 0, lane: int = NVLINK
+    box: Assembly,
+    gpu_count: int,
+    lanes: int,
+    pcie: _Pcie | None,
+    nic_gb_per_s: int = 0,
+    lane: int = NVLINK,
+    sm: int | None = None,
 ) -> None:
     """GPUs on one NVSwitch vertex; as in NCCL, all switch chips are one non-blocking plane."""
-    gpus = box.add_many("gpu", gpu_count, "GPU")
+    gpus = _gpus(box, gpu_count, sm)
     box.join_all(gpus, box.add("switch", "NVSwitch"), lanes * lane, "nvlink")
     if pcie is not None:
         pcie.attach(box, gpus)
@@ -108,14 +126,36 @@ def _nic_each(box: Assembly, gpus: Sequence[int], gb_per_s: int) -> None:
         box.join(gpu, nic, gb_per_s, "net")
 
 
-def _mi300x(box: Assembly) -> None:
-    """AMD's MI300X platform, from its data sheet: one xGMI link of 64 GB/s each way for every pair of GPUs.
+def _grace_tray(box: Assembly, nic_gb_per_s: int, sm: int) -> None:
+    """A compute tray of an NVL72 alone: two Graces, each with two Blackwells on C2C, and a NIC for each GPU.
+
+    NVIDIA's data sheets: 18 NVLinks 5 lead from each GPU to the rack's NVSwitches. PCIe, over which no data of a
+    collective goes, is left out.
+    """
+    gpus = _gpus(box, 4, sm)
+    box.join_all(gpus, box.add("switch", "NVSwitch"), 18 * NVLINK5, "nvlink")
+    hosts = box.add_many("host", 2, "CPU")
+    for gpu in gpus:
+        box.join(gpu, hosts[gpu // 2], Fraction(C2C, 2), "c2c")
+    box.join(hosts[0], hosts[1], GRACE_BUS, "smp")
+    _nic_each(box, gpus, nic_gb_per_s)
+
+
+def _gh200(box: Assembly) -> None:
+    """GH200 in a server of its own: C2C to a Grace, and a 400 Gb/s NIC, as most servers have. NVIDIA's data sheet."""
+    gpus = _gpus(box, 1, HOPPER)
+    box.join(gpus[0], box.add("host", "CPU0"), C2C, "c2c")
+    _nic_each(box, gpus, 50)
+
+
+def _instinct(box: Assembly, xgmi: Fraction) -> None:
+    """AMD's platforms of eight, from their data sheets: one xGMI link for every pair of GPUs.
 
     Each GPU has a PCIe 5 switch and a 400 Gb/s NIC, as in servers sold with the platform.
     """
     gpus = box.add_many("gpu", 8, "GPU")
     for a, b in combinations(gpus, 2):
-        box.join(a, b, 64, "xgmi")
+        box.join(a, b, xgmi, "xgmi")
     _Pcie(PCIE5, AMD_FABRIC, 1, 4).attach(box, gpus)
     _nic_each(box, gpus, 50)
 
@@ -158,9 +198,9 @@ def _mi250(box: Assembly) -> None:
     _nic_each(box, gpus, 16)
 
 
-def _pcie_box(box: Assembly, gpu_count: int, pcie: _Pcie, pair_lanes: int = 0) -> None:
+def _pcie_box(box: Assembly, gpu_count: int, pcie: _Pcie, pair_lanes: int = 0, sm: int | None = None) -> None:
     """A PCIe server; with ``pair_lanes``, each pair of neighbours 2i and 2i + 1 has an NVLink bridge."""
-    gpus = box.add_many("gpu", gpu_count, "GPU")
+    gpus = _gpus(box, gpu_count, sm)
     if pair_lanes:
         for a, b in zip(gpus[::2], gpus[1::2], strict=True):
             box.join(a, b, pair_lanes * NVLINK, "nvlink")
@@ -225,7 +265,43 @@ CATALOG: dict[str, Machine] = {
         "72×B200 of a rack on NVSwitch, 18 lanes of NVLink 5 and a 400 Gb/s NIC each",
         lambda box: _nvswitch_box(box, 72, 18, None, nic_gb_per_s=50, lane=NVLINK5),
     ),
-    "mi300x": Machine("8×MI300X, every pair by one xGMI link, and a 400 Gb/s NIC each", _mi300x),
+    # NVIDIA's user guide of the DGX B300: NVLink 5 as in the B200, and eight ConnectX-8 of 800 Gb/s. Its PCIe 6 is
+    # counted as PCIe 5, which NCCL's log prints for it.
+    "dgx-b300": Machine(
+        "8×B300 on NVSwitch, 18 lanes of NVLink 5 and an 800 Gb/s NIC each",
+        lambda box: _nvswitch_box(box, 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), 100, NVLINK5, BLACKWELL_ULTRA),
+    ),
+    "gb200-tray": Machine(
+        "4×B200 and two Graces of a GB200 NVL72, a 400 Gb/s NIC each", lambda box: _grace_tray(box, 50, BLACKWELL)
+    ),
+    "gb300-tray": Machine(
+        "4×B300 and two Graces of a GB300 NVL72, an 800 Gb/s NIC each",
+        lambda box: _grace_tray(box, 100, BLACKWELL_ULTRA),
+    ),
+    # NVIDIA's pages: the rack of the GB200, with ConnectX-8.
+    "gb300-nvl72": Machine(
+        "72×B300 of a rack on NVSwitch, 18 lanes of NVLink 5 and an 800 Gb/s NIC each",
+        lambda box: _nvswitch_box(box, 72, 18, None, 100, NVLINK5, BLACKWELL_ULTRA),
+    ),
+    "gh200": Machine("1 GH200: a Hopper on C2C to its Grace, and a 400 Gb/s NIC", _gh200),
+    # NVIDIA's data sheets of the export models: 900 GB/s of NVLink in all for the H20, 400 for the H800.
+    "hgx-h20": Machine(
+        "8×H20 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
+        lambda box: _nvswitch_box(box, 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), 50, sm=HOPPER),
+    ),
+    "hgx-h800": Machine(
+        "8×H800 on NVSwitch, 8 lanes and a 400 Gb/s NIC each",
+        lambda box: _nvswitch_box(box, 8, 8, _Pcie(PCIE5, SPR_UPI, 1, 4), 50, sm=HOPPER),
+    ),
+    "mi300x": Machine(
+        "8×MI300X, every pair by one xGMI link, and a 400 Gb/s NIC each", lambda box: _instinct(box, XGMI3)
+    ),
+    "mi325x": Machine(
+        "8×MI325X, every pair by one xGMI link, and a 400 Gb/s NIC each", lambda box: _instinct(box, XGMI3)
+    ),
+    "mi355x": Machine(
+        "8×MI355X, every pair by one xGMI link, and a 400 Gb/s NIC each", lambda box: _instinct(box, XGMI4)
+    ),
     "mist": Machine("IBM AC922: 4×V100, NVLink to each other and to the POWER9s", _mist),
     "cedar": Machine("Dell C4140: 4×V100, every pair by two NVLinks", _cedar),
     "mi250": Machine("8 modules MI250 = 16 GCDs on xGMI (a model)", _mi250),
@@ -240,6 +316,16 @@ CATALOG: dict[str, Machine] = {
         "8×A100 PCIe, NVLink bridges over neighbours",
         lambda box: _pcie_box(box, 8, _Pcie(PCIE4, AMD_FABRIC), pair_lanes=12),
     ),
+    # NVIDIA's data sheets: PCIe ×16 of generation 4 and 5, no NVLink. Two GPUs per switch and four per socket, as in
+    # NVIDIA's reference designs of eight; vendors differ.
+    "l40s-8": Machine(
+        "8×L40S on PCIe 4, two per switch, four per socket (a model)",
+        lambda box: _pcie_box(box, 8, _Pcie(PCIE4, SPR_UPI), sm=ADA),
+    ),
+    "rtx-pro-6000-8": Machine(
+        "8×RTX PRO 6000 on PCIe 5, two per switch, four per socket (a model)",
+        lambda box: _pcie_box(box, 8, _Pcie(PCIE5, SPR_UPI), sm=BLACKWELL_PCIE),
+    ),
     "dgx-spark": Machine("1 GB10 with two 200 Gb/s ports, which share 24 GB/s; takes cables", _dgx_spark),
     "mac-studio": Machine("1 M3 Ultra with five Thunderbolt 5 ports of 80 Gb/s; takes cables", _mac_studio),
 }
@@ -248,6 +334,15 @@ CATALOG: dict[str, Machine] = {
 ALIASES = {
     "dgx-h100": "hgx-h100",
     "dgx-h200": "hgx-h200",
+    "hgx-a100": "dgx-a100",
+    "a100": "dgx-a100",
+    "h100": "hgx-h100",
+    "h200": "hgx-h200",
+    "h20": "hgx-h20",
+    "h800": "hgx-h800",
+    "hgx-b300": "dgx-b300",
+    "b300": "dgx-b300",
+    "gb300": "gb300-nvl72",
     "hgx-b200": "dgx-b200",
     "b200": "dgx-b200",
     "gb200": "gb200-nvl72",

@@ -22,7 +22,7 @@ from blinkccl.topology import (
 )
 from blinkccl.topology.limits import MAX_FILE_BYTES, MAX_NOTE, check_labels, label_fault
 from blinkccl.topology.model import Topology
-from blinkccl.topology.stated import NOTHING, Stated
+from blinkccl.topology.stated import NICS, NOTHING, Stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ FORMATS = (
     TopologyFormat("blink topo --gather", json_format.is_gathered, json_format.parse_gathered),
     TopologyFormat("MLX's hostfile", mlx_hostfile.looks_like, mlx_hostfile.parse, ("nic",)),
     TopologyFormat("Blink's JSON", json_format.looks_like, json_format.parse),
-    TopologyFormat("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
+    TopologyFormat("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse, ("pcie", "smp")),
     TopologyFormat("a line per cable", cables_file.looks_like, cables_file.parse),
 )
 
@@ -88,6 +88,8 @@ def parse_topology(data: bytes, source: str, name: str = "", stated: Stated = NO
 
 
 def _parsed(known: TopologyFormat, text: str, source: str, stated: Stated) -> Topology:
+    if stated.nics and known.parse not in (nvidia_smi.parse, nccl_xml.parse):
+        raise TopologyError(f"{source}: {known.name} does not take {NICS}=…")
     closed = [key for key in stated.names() if key != "nic" and key not in known.leaves_open]
     if closed:
         may = f"; rates to state: {', '.join(known.leaves_open)}" if known.leaves_open else ""

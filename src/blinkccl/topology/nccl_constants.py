@@ -19,6 +19,8 @@ PCI_DEFAULT_SPEED, PCI_DEFAULT_WIDTH = 60, 16
 HIDDEN_NVSWITCH = ("fffffff:ffff:ff", "fffffff:ff:ff.0")
 #: Prefixes of ``class`` and ``tclass``.
 CLASS_GPU, CLASS_NVSWITCH, CLASS_IBM_CPU, CLASS_NIC = "0x03", "0x068000", "0x068001", "0x02"
+#: A network controller of no wired kind, in practice Wi-Fi.
+CLASS_WIRELESS = "0x0280"
 
 
 def pcie_gb_per_s(speed: int, width: int) -> Fraction:

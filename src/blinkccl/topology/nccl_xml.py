@@ -15,8 +15,10 @@ from fractions import Fraction
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_constants as nccl
 from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.gpu_models import gpu_model
 from blinkccl.topology.limits import MAX_GB_PER_S, at
 from blinkccl.topology.model import Topology
+from blinkccl.topology.stated import NOTHING, TO_COUNT, Stated
 from blinkccl.topology.xml_tree import Element, parse_xml
 
 #: Versions of the format: NCCL's and RCCL's.
@@ -25,6 +27,8 @@ _WORDS = {"nvlink": "NVLink", "xgmi": "xGMI link"}
 _ELEMENTS = ("system", "cpu", "pci", "gpu", "nvlink", "xgmi", "c2c", "nic", "net")
 #: PCIe speeds that mean nothing, as sysfs writes them for devices without a link.
 _UNKNOWN_SPEED = re.compile(r"unknown( speed)?", re.IGNORECASE)
+#: Ports of at most this rate are for management if others are faster.
+_MANAGEMENT_MBIT = 1000
 _COMPLETE = (
     "NCCL completes such a file at run time; run any NCCL program on that machine with "
     "NCCL_TOPO_DUMP_FILE=complete.xml, and give complete.xml instead"
@@ -40,6 +44,9 @@ class _Reading:
     gpus: list[Element] = field(default_factory=list)
     vertex: dict[Element, int] = field(default_factory=dict)
     server: dict[Element, int] = field(default_factory=dict)
+    stated: Stated = NOTHING
+    #: GB/s of ×16 where the file does not give it, once it is needed.
+    open_pcie: Fraction | None = None
 
     def wrong(self, element: Element, text: str) -> TopologyError:
         """A TopologyError with ``text`` and the line of ``element``."""
@@ -57,7 +64,7 @@ def looks_like(text: str) -> bool:
     return text.lstrip()[:1] == "<"
 
 
-def parse(text: str, source: str = "NCCL XML") -> Topology:
+def parse(text: str, source: str = "NCCL XML", stated: Stated = NOTHING) -> Topology:
     """The machine that an NCCL topology file describes.
 
     GPUs get ids in the order of ``dev`` (server by server, if ``host_hash`` distinguishes servers). Rates are
@@ -72,7 +79,7 @@ def parse(text: str, source: str = "NCCL XML") -> Topology:
     """
     root = parse_xml(text, source)
     _check_root(root, source)
-    reading = _Reading(source, Assembly(source, "nccl-xml"))
+    reading = _Reading(source, Assembly(source, "nccl-xml"), stated=stated)
     _number_servers(reading, root)
     _find_gpus(reading, root)
     for gpu in reading.gpus:
@@ -84,6 +91,8 @@ def parse(text: str, source: str = "NCCL XML") -> Topology:
     _add_nvlinks(reading)
     _add_c2c(reading)
     _add_nics(reading, root)
+    if stated.pcie is not None and reading.open_pcie is None:
+        raise TopologyError(f"{source}: pcie=…: the file has the link_speed of every PCIe link; leave it out")
     _note_unknown(reading, root)
     return reading.box.finish()
 
@@ -240,40 +249,62 @@ def _reaches_host_otherwise(gpu: Element, parent: Element) -> bool:
 
 
 def _pcie_rate(reading: _Reading, pci: Element) -> Fraction:
-    """NCCL's rate of the link above ``pci``; defaults: generation 3, ×16."""
+    """NCCL's rate of the link above ``pci``, whose default width is ×16; an assumed rate where no speed is given."""
     width = reading.number(pci, "link_width", 0) if pci.attributes.get("link_width") else 0
-    speed = nccl.PCI_DEFAULT_SPEED
-    text = pci.attributes.get("link_speed", "").strip()
-    if _UNKNOWN_SPEED.fullmatch(text):
-        note = f'link_speed="{text}" is taken for 8 GT/s, as NCCL does'
-        reading.box.notes += [note] if note not in reading.box.notes else []
-    elif text:
-        match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", text)
-        key = match[1].removesuffix(".0") if match else ""
-        if key not in nccl.PCI_SPEED:
-            raise reading.wrong(
-                pci, f"<pci> link_speed {text!r}, expected one of " + ", ".join(f"{s} GT/s" for s in nccl.PCI_SPEED)
-            )
-        speed = nccl.PCI_SPEED[key]
     if width > 64:
         raise reading.wrong(pci, f"<pci> link_width {width}, expected at most 64")
-    return nccl.pcie_gb_per_s(speed, width or nccl.PCI_DEFAULT_WIDTH)
+    width = width or nccl.PCI_DEFAULT_WIDTH
+    text = pci.attributes.get("link_speed", "").strip()
+    if not text or _UNKNOWN_SPEED.fullmatch(text):
+        return _assumed_pcie(reading) * width / nccl.PCI_DEFAULT_WIDTH
+    match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", text)
+    key = match[1].removesuffix(".0") if match else ""
+    if key not in nccl.PCI_SPEED:
+        raise reading.wrong(
+            pci, f"<pci> link_speed {text!r}, expected one of " + ", ".join(f"{s} GT/s" for s in nccl.PCI_SPEED)
+        )
+    return nccl.pcie_gb_per_s(nccl.PCI_SPEED[key], width)
+
+
+def _assumed_pcie(reading: _Reading) -> Fraction:
+    """GB/s of ×16 where the file gives no speed, of the generation of the oldest GPU. NCCL itself takes 8 GT/s."""
+    if reading.open_pcie is None:
+        generations = [_generation(reading, gpu) for gpu in reading.gpus]
+        generation, why = min(generations) if all(generations) else 3, ", as its GPUs have" if all(generations) else ""
+        usual = nccl.pcie_gb_per_s(nccl.PCI_SPEED_OF[generation], nccl.PCI_DEFAULT_WIDTH)
+        basis = f"generation {generation}{why}"
+        reading.open_pcie = reading.stated.rate(reading.box, "pcie", "PCIe ×16 of unknown speed", usual, basis)
+    return reading.open_pcie
+
+
+def _generation(reading: _Reading, gpu: Element) -> int:
+    """The generation of PCIe of a GPU by ``sm`` or ``gcn``; 0 if unknown."""
+    model, sm = gpu_model(gpu.attributes.get("gcn", "")), _compute_capability(reading, gpu)
+    if sm is not None:
+        return 5 if sm >= 90 else 4 if sm >= 80 else 3
+    return 0 if model is None else model.pcie
 
 
 def _join_hosts(reading: _Reading, hosts: list[Element]) -> None:
-    """Join the processors of a server by a bus, at the rate of the slower one."""
-    rates = [
-        nccl.smp_gb_per_s(
+    """Join the processors of a server by a bus, at the stated rate, or at NCCL's constant for the slower one."""
+    rates = {
+        cpu: nccl.smp_gb_per_s(
             cpu.attributes.get("arch", ""),
             cpu.attributes.get("vendor", ""),
             reading.number(cpu, "modelid", 0) if cpu.attributes.get("modelid") else 0,
         )
         for cpu in hosts
-    ]
-    for i, a in enumerate(hosts):
-        for j, b in enumerate(hosts[:i]):
-            if reading.server[a] == reading.server[b]:
-                reading.box.join(reading.vertex[a], reading.vertex[b], min(rates[i], rates[j]), "smp")
+    }
+    pairs = [(a, b) for i, a in enumerate(hosts) for b in hosts[:i] if reading.server[a] == reading.server[b]]
+    if not pairs:
+        reading.box.notes += ["a rate for smp is stated, but there is no smp link"] if reading.stated.smp else []
+        return
+    slowest = min(min(rates[a], rates[b]) for a, b in pairs)
+    basis = "NCCL's constant for these processors"
+    rate = reading.stated.rate(reading.box, "smp", "the bus between processors", slowest, basis)
+    for a, b in pairs:
+        own, source = (rate, "declared") if reading.stated.smp is not None else (min(rates[a], rates[b]), None)
+        reading.box.join(reading.vertex[a], reading.vertex[b], own, "smp", source)
 
 
 def _add_nvlinks(reading: _Reading) -> None:
@@ -362,22 +393,51 @@ def _add_c2c(reading: _Reading) -> None:
 
 
 def _add_nics(reading: _Reading, root: Element) -> None:
-    for nic in root.below("nic"):
-        ports = nic.all("net")
-        speeds = [_speed(reading, port) for port in ports]
-        near = _nearest_gpus(reading, nic)
-        if not any(speeds) or not near:
+    """Add the NICs of the network between servers: those that are listed, or all but :func:`_not_of_cluster`."""
+    nics = {nic: nic.all("net") for nic in root.below("nic")}
+    fastest = max((_speed(reading, port) for ports in nics.values() for port in ports), default=0)
+    reading.stated.check_nics([_net_name(port) for ports in nics.values() for port in ports], reading.source)
+    for nic, all_ports in nics.items():
+        ports = [port for port in all_ports if reading.stated.counts(_net_name(port))]
+        reasons = {} if reading.stated.nics else {x: _not_of_cluster(reading, nic, x, fastest) for x in ports}
+        ports = [port for port in ports if not reasons.get(port)]
+        left = ", ".join(dict.fromkeys(f"{_net_name(x)} is {why}" for x, why in reasons.items() if why))
+        if left:
+            reading.box.notes.append(f"line {nic.line}: NIC left out, as {left}; to count some: {TO_COUNT}")
+        speeds, near = [_speed(reading, port) for port in ports], _nearest_gpus(reading, nic)
+        if ports and (not any(speeds) or not near):
             reading.box.notes.append(
                 f"line {nic.line}: <nic> left out, as it has no port of known speed or no GPU near it"
             )
-            continue
-        rate = Fraction(sum(speeds), 8000)
-        if nic.parent is not None and nic.parent.tag == "pci":
-            rate = min(rate, _pcie_rate(reading, nic.parent))
-        names = "+".join(port.attributes.get("name", "net") for port in ports)
-        vertex = reading.box.add("nic", names[:64], reading.server[near[0]])
-        for gpu in near:
-            reading.box.join(reading.vertex[gpu], vertex, rate, "net")
+        elif ports:
+            _add_nic(reading, nic, near, Fraction(sum(speeds), 8000), "+".join(map(_net_name, ports)))
+
+
+def _add_nic(reading: _Reading, nic: Element, near: list[Element], rate: Fraction, name: str) -> None:
+    """Join a NIC to its GPUs, at most at the rate of its PCIe link; an unknown slot is taken to suffice."""
+    speed = "" if nic.parent is None or nic.parent.tag != "pci" else nic.parent.attributes.get("link_speed", "")
+    if nic.parent is not None and speed.strip() and not _UNKNOWN_SPEED.fullmatch(speed.strip()):
+        rate = min(rate, _pcie_rate(reading, nic.parent))
+    vertex = reading.box.add("nic", name[:64], reading.server[near[0]])
+    for gpu in near:
+        reading.box.join(reading.vertex[gpu], vertex, rate, "net")
+
+
+def _net_name(port: Element) -> str:
+    return port.attributes.get("name", "net")
+
+
+def _not_of_cluster(reading: _Reading, nic: Element, port: Element, fastest: int) -> str:
+    """The reason that a port is no part of a network between servers, in words; "" if it may be.
+
+    A tunnel and a container's bridge have the rate of whatever carries them, of which the kernel reports 10 Gbit/s.
+    """
+    parent = nic.parent.attributes.get("class", "") if nic.parent is not None else ""
+    if parent.startswith(nccl.CLASS_WIRELESS) or re.match(r"wl|wwan", _net_name(port)):
+        return "wireless"
+    if re.match(r"(tun|tap|tailscale|wg|docker|veth|virbr|br-|cni|flannel|cali|lo$)", _net_name(port)):
+        return "a tunnel or a bridge"
+    return "for management" if _speed(reading, port) <= _MANAGEMENT_MBIT < fastest else ""
 
 
 def _speed(reading: _Reading, port: Element) -> int:

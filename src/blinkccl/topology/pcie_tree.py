@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.stated import Stated
+from blinkccl.topology.stated import NICS, TO_COUNT, Stated
 
 #: Distance by cell; old drivers wrote SOC for SYS.
 DISTANCE = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5, "SOC": 5}
@@ -164,7 +164,10 @@ def add_nics(box: Assembly, nics: Sequence[Nic], stated: Stated) -> None:
             f'NICs left out, as {box.provenance} does not give their rate: {names}; to state it: "FILE @ nic=400Gbps"'
         )
         return
-    nearest = max(PXB, min(nic.distance for nic in nics))
+    stated.check_nics([nic.name for nic in nics], box.name)
+    others = [nic.name for nic in nics if not stated.counts(nic.name)]
+    nics = [nic for nic in nics if stated.counts(nic.name)]
+    nearest = max(nic.distance for nic in nics) if stated.nics else max(PXB, min(nic.distance for nic in nics))
     far = [nic.name for nic in nics if nic.distance > nearest]
     rate = stated.rate(box, "nic", "each NIC", 0)
     for nic in nics:
@@ -176,4 +179,8 @@ def add_nics(box: Assembly, nics: Sequence[Nic], stated: Stated) -> None:
             for gpu in nic.gpus:
                 box.join(gpu, vertex, slot, "net")
     if far:
-        box.notes.append(f"NICs left out, as others are nearer to the GPUs: {', '.join(far)}")
+        box.notes.append(
+            f"NICs left out, as others are nearer to the GPUs: {', '.join(far)}; to count some: {TO_COUNT}"
+        )
+    if others:
+        box.notes.append(f"NICs left out, as {NICS} lists others: {', '.join(others)}")

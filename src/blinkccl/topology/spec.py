@@ -12,7 +12,7 @@ from blinkccl.topology.catalog import ALIASES, CATALOG, machine
 from blinkccl.topology.fabric import by_rule, compose
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import check_ranks, ids_text
-from blinkccl.topology.stated import NOTHING, Stated, parse_stated
+from blinkccl.topology.stated import NICS, NOTHING, Stated, parse_stated
 from blinkccl.topology.synthetic import FAMILIES, synthetic
 
 _COMPOSED = re.compile(r"(?:(?P<count>[0-9]+)\s*x\s*)?(?P<machine>.+?)\s*(?:@\s*(?P<stated>[^@]+))?", re.DOTALL)
@@ -102,7 +102,7 @@ def _single(text: str, stated: Stated = NOTHING) -> Topology | None:
 
         return read_topology(Path(text), text, stated)
     named = machine(name) if name in CATALOG else synthetic(text) if text.partition(":")[0] in FAMILIES else None
-    rates = [key for key in stated.names() if key != "nic"]
+    rates = [key for key in stated.names() if key != "nic"] + ([NICS] if stated.nics else [])
     if named is not None and rates:
         raise TopologyError(f"{text} already has rates; {', '.join(rates)} can be stated only for files without them")
     return named
@@ -117,12 +117,21 @@ def _is_path(text: str) -> bool:
         return False
 
 
+def _alike(text: str, names: list[str]) -> list[str]:
+    """The names with the digits of ``text``, else those with its letters, else all: an H20 is nearer to no H200."""
+    for strip in (r"\D", r"[^a-z]"):
+        alike = [name for name in names if re.sub(strip, "", name) == re.sub(strip, "", text.lower())]
+        if alike and re.search(r"\d", text):
+            return alike
+    return names
+
+
 def _unknown(text: str) -> str:
     if not text:
         return f"no topology given; expected one of {', '.join(CATALOG)}, a file, or e.g. ring:8"
     if "/" in text or text.endswith((".txt", ".xml", ".json")):
         return f"{text}: there is no such file"
-    near = did_you_mean(text, [*CATALOG, *ALIASES, *FAMILIES])
+    near = did_you_mean(text, _alike(text, [*CATALOG, *ALIASES, *FAMILIES]))
     machines = "a machine" if near else f"one of {', '.join(CATALOG)}"
     return (
         f"unknown topology {text!r}{near}; expected an existing file, {machines}, a rule (ring:8) or several "

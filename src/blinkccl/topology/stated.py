@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 
@@ -22,21 +22,40 @@ MAX_NETWORK_GB_PER_S = 100_000
 _PCIE = re.compile(r"gen([1-6])(?:x(1|2|4|8|12|16|32))?")
 _LINK_KINDS = {"nic": "net"}
 _EXAMPLES = {"nvlink": "50GB/s", "xgmi": "64GB/s", "pcie": "gen5", "smp": "22GB/s", "nic": "400Gbps"}
+#: The item that lists the NICs of the network, and an example.
+NICS, _NICS_EXAMPLE = "nics", "mlx5_0+mlx5_1"
+TO_COUNT = f'"FILE @ {NICS}={_NICS_EXAMPLE}"'
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """GB/s per direction of one NVLink, one xGMI link, a GPU's PCIe link, the bus between processors, and each NIC."""
+    """GB/s per direction of one NVLink, one xGMI link, a GPU's PCIe link, the bus between processors, and each NIC.
+
+    ``nics``: the names of the NICs that form the network between servers; empty if the reader decides.
+    """
 
     nvlink: Fraction | None = None
     xgmi: Fraction | None = None
     pcie: Fraction | None = None
     smp: Fraction | None = None
     nic: Fraction | None = None
+    nics: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
         """The names of the stated rates."""
-        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        rates = (field.name for field in fields(self) if field.name != NICS)
+        return [name for name in rates if getattr(self, name) is not None]
+
+    def counts(self, name: str) -> bool:
+        """True if the user lists the NIC ``name``, or none."""
+        return not self.nics or name in self.nics
+
+    def check_nics(self, known: Collection[str], source: str) -> None:
+        """Raise TopologyError for a listed NIC that the file does not have."""
+        for name in self.nics:
+            if name not in known:
+                has = ", ".join(known) or "none"
+                raise TopologyError(f"{source}: {NICS}={'+'.join(self.nics)}: no NIC {name!r}; the file has {has}")
 
     def rate(self, box: Assembly, key: str, what: str, usual: Fraction | int, basis: str = "") -> Fraction:
         """GB/s of ``what``: as stated, else ``usual``, with ``basis`` as the reason; a note records the choice."""
@@ -80,17 +99,22 @@ def parse_stated(text: str, where: str) -> Stated:
     Messages begin with ``where``. TopologyError for unknown or duplicate names, and for invalid rates.
     """
     rates: dict[str, Fraction] = {}
+    nics: tuple[str, ...] = ()
     for item in text.split(","):
         key, equals, value = item.partition("=")
         key, value = (key.strip().lower(), value.strip()) if equals else ("nic", item.strip())
+        if key == NICS and not nics and value:
+            nics = tuple(name.strip() for name in value.split("+"))
+            continue
         if key not in _EXAMPLES:
             raise TopologyError(
-                f"{where}: {key!r} is no known rate; expected {', '.join(f'{k}={v}' for k, v in _EXAMPLES.items())}"
+                f"{where}: {key!r} is no known rate; expected {', '.join(f'{k}={v}' for k, v in _EXAMPLES.items())}, "
+                f"or {NICS}={_NICS_EXAMPLE}"
             )
         if key in rates:
             raise TopologyError(f"{where}: {key} is stated twice")
         rates[key] = _gb_per_s(key, value, where)
-    return Stated(**rates)
+    return Stated(**rates, nics=nics)
 
 
 def _gb_per_s(key: str, value: str, where: str) -> Fraction:

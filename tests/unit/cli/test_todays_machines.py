@@ -10,6 +10,8 @@ from importlib.resources import files
 
 import pytest
 
+import blinkccl
+
 FIXTURES = files("blinkccl.topology") / "fixtures"
 TRAY = str(FIXTURES / "gb200-tray.nccl.xml")
 
@@ -114,3 +116,58 @@ def test_two_l40s_of_two_sockets_are_predicted_as_measured(blink):
     rows = algorithms(document(blink, "sim", "allreduce", "--topo", machine, "-s", "1G"))
     assert rows["nccl-2.30"]["busbw_gb_per_s"] == pytest.approx(20, rel=0.05)
     assert rows["optimal"]["busbw_gb_per_s"] == pytest.approx(20, rel=0.05)
+
+
+def test_every_verb_prints_what_is_assumed(blink, tmp_path):
+    machine, plan = str(FIXTURES / "two-l40s.nvidia-smi.txt"), tmp_path / "plan.json"
+    job = ("allreduce", "--topo", machine)
+    assert blink("plan", *job, "-o", plan).code == 0
+    rates = ["the PCIe link of a GPU 24 GB/s", "the bus between processors 24 GB/s"]
+    for verb in (("plan", *job), ("sim", *job), ("explain", *job, "-s", "1M"), ("check", plan)):
+        assert document(blink, *verb)["assumed"] == rates
+        assert f"assumed {'; '.join(rates)}" in " ".join(blink(*verb).out.split())
+    stated = f"{machine} @ pcie=gen4, smp=20GB/s"
+    assert document(blink, "sim", "allreduce", "--topo", stated)["assumed"] == []
+
+
+#: A workstation's GPU on Wi-Fi (PCIe x1), a tunnel, and a port of 1 Gbit/s; the file gives the GPU's PCIe no speed.
+DESK = """<system version="1">
+  <cpu numaid="0" arch="arm64" vendor="ARM">
+    <pci busid="0001:01:00.0" class="0x028000" link_speed="5.0 GT/s PCIe" link_width="1">
+      <nic><net name="wlan0" dev="0" speed="10000" port="0"/></nic>
+    </pci>
+    <pci busid="0002:01:00.0" class="0x020000" link_speed="8.0 GT/s PCIe" link_width="4">
+      <nic><net name="eth0" dev="2" speed="1000" port="0"/><net name="eth1" dev="3" speed="25000" port="0"/></nic>
+    </pci>
+    <pci busid="000f:01:00.0" class="0x030000" link_width="16">
+      <gpu dev="0" sm="121" rank="0" gdr="0"/>
+    </pci>
+    <nic><net name="tun0" dev="1" speed="10000" port="0"/></nic>
+  </cpu>
+</system>
+"""
+
+
+def rates_of(spec, kind):
+    return {link.gb_per_s for link in blinkccl.topo(str(spec)).links if link.kind == kind}
+
+
+def test_wifi_tunnels_and_management_are_no_cluster_network(blink, tmp_path):
+    desk = tmp_path / "desk.xml"
+    desk.write_text(DESK)
+    notes = blink("topo", desk).out
+    for reason in ("wlan0 is wireless", "tun0 is a tunnel", "eth0 is for management"):
+        assert reason in notes
+    assert rates_of(desk, "net") == {3.0}  # 25 Gbit/s, of which PCIe 3 x4 carries 24
+    assert rates_of(desk, "pcie") == {48.0}  # sm_121 has PCIe 5
+    assert rates_of(f"{desk} @ pcie=gen4", "pcie") == {24.0}
+    assert rates_of(f"{desk} @ nics=wlan0+eth0", "net") == {0.375, 0.125}
+    ended = blink("topo", f"{desk} @ nics=mlx5_0")
+    assert (ended.code, "the file has wlan0, eth0, eth1, tun0" in " ".join(ended.err.split())) == (2, True)
+
+
+def test_a_stated_rate_in_place_of_the_files_is_noted(blink, tmp_path):
+    desk = tmp_path / "desk.xml"
+    desk.write_text(DESK)
+    shown = " ".join(blink("topo", f"2x {desk} @ 200Gbps").out.split())
+    assert "each NIC has 25 GB/s as stated, in place of the file's rate: eth1 3 GB/s" in shown

@@ -181,6 +181,7 @@ def test_check_json(blink, tmp_path):
         "optimal": True,
         "plan_schema_version": 2,
         "optimal_on": "the links that the plan lists",
+        "assumed": [],
         "violations": [],
     }
 

@@ -50,6 +50,12 @@ def test_dgx_1p_has_four_lanes_per_gpu_on_the_same_pairs() -> None:
         ("hgx-h200", 8, 450.0, 50.0),
         ("dgx-b200", 8, 900.0, 50.0),
         ("gb200-nvl72", 72, 900.0, 50.0),
+        ("dgx-b300", 8, 900.0, 100.0),
+        ("gb200-tray", 4, 900.0, 50.0),
+        ("gb300-tray", 4, 900.0, 100.0),
+        ("gb300-nvl72", 72, 900.0, 100.0),
+        ("hgx-h20", 8, 450.0, 50.0),
+        ("hgx-h800", 8, 200.0, 50.0),
     ],
 )
 def test_nvswitch_servers_have_one_switch_and_a_nic_per_gpu(
@@ -107,3 +113,29 @@ def test_pcie_runs_through_switches_hosts_and_the_bus() -> None:
 def test_the_error_for_an_unknown_machine_lists_the_catalog() -> None:
     with pytest.raises(TopologyError, match=r"no machine 'dgx-9'.*dgx-1v"):
         machine("dgx-9")
+
+
+@pytest.mark.parametrize(("name", "gb_per_s"), [("mi300x", 64.0), ("mi325x", 64.0), ("mi355x", 76.8)])
+def test_every_pair_of_instincts_has_a_link(name: str, gb_per_s: float) -> None:
+    rates = lanes(machine(name), "xgmi")
+    assert rates == {(a, b): gb_per_s for a in range(8) for b in range(8) if a != b}
+
+
+@pytest.mark.parametrize(("name", "c2c"), [("gh200", 450.0), ("gb200-tray", 225.0), ("gb300-tray", 225.0)])
+def test_graces_are_joined_by_c2c(name: str, c2c: float) -> None:
+    """900 GB/s both ways from a Grace, shared by its GPUs."""
+    assert set(lanes(machine(name), "c2c").values()) == {c2c}
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [("h20x", "h20"), ("mi308x", "mi300x"), ("gb200-trays", "gb200-tray"), ("DGX_1V", "dgx-1v"), ("h800-8", "h800")],
+)
+def test_near_names_are_of_the_same_product(typed: str, near: str) -> None:
+    with pytest.raises(TopologyError, match=rf"did you mean '{near}'"):
+        parse_spec(typed)
+
+
+@pytest.mark.parametrize("name", ["h20", "h800", "b300", "gh200", "mi325x", "mi355x", "gb300", "h100", "h200", "a100"])
+def test_names_of_products_are_machines(name: str) -> None:
+    assert parse_spec(name).ranks

@@ -12,6 +12,7 @@ from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.topology.stated import parse_stated
 
 OURS = Path(nccl_xml.__file__).parent / "fixtures"
 
@@ -135,7 +136,8 @@ def test_a_virtual_machine_with_a_hidden_nvswitch() -> None:
     topology = sample("hgx-h100-vm.nccl.xml")
     network = network_for(topology, topology.ranks)
     assert {x.gb_per_s for x in network.links} == {450.0}
-    assert {x.gb_per_s for x in topology.links if x.kind == "pcie"} == {12.0}, "unknown speed is generation 3"
+    assert {x.gb_per_s for x in topology.links if x.kind == "pcie"} == {48.0}, "H100s have PCIe 5"
+    assert any("PCIe ×16 of unknown speed is assumed to have 48 GB/s" in note for note in topology.notes)
     assert {x.gb_per_s for x in topology.links if x.kind == "net"} == {12.5}
 
 
@@ -149,7 +151,7 @@ def test_host_hash_distinguishes_servers() -> None:
 
 def test_nvlinks_to_oneself_are_left_out_with_a_note() -> None:
     topology = sample("self-nvlink.nccl.xml")
-    assert topology.notes[0] == "line 5: NVLink of GPU0 to itself left out"
+    assert "line 5: NVLink of GPU0 to itself left out" in topology.notes
     assert {x.kind for x in network_for(topology, topology.ranks).links} == {"pcie", "smp"}
 
 
@@ -184,7 +186,7 @@ def test_rccls_file_has_xgmi_links_and_no_compute_capability() -> None:
     topology = sample("mi300x-4.rccl.xml")
     joined = {(x.src, x.dst): x.gb_per_s for x in topology.links if x.kind == "xgmi"}
     assert joined == {(a, b): 64.0 for a in range(4) for b in range(4) if a != b}
-    assert not topology.notes
+    assert [note.split(" is assumed")[0] for note in topology.notes] == ["the bus between processors"]
     assert {topology.vertex[g].sm for g in topology.ranks} == {None}
     text = (OURS / "mi300x-4.rccl.xml").read_text()
     older = nccl_xml.parse(text.replace("gfx942", "gfx90a"))
@@ -196,10 +198,16 @@ def test_an_unknown_element_is_noted() -> None:
     assert topology.notes == ("1 <ualink> left out, the first in line 3: an unknown element, perhaps a link",)
 
 
-def test_a_speed_that_sysfs_does_not_know_is_nccls_default() -> None:
-    topology = nccl_xml.parse(system(gpu(1).replace("16 GT/s", "Unknown"), gpu(2).replace("16 GT/s", "Unknown speed")))
-    assert {x.gb_per_s for x in topology.links} == {12.0}
-    assert 'link_speed="Unknown" is taken for 8 GT/s, as NCCL does' in topology.notes
+def test_a_speed_that_sysfs_does_not_know_is_that_of_the_gpus() -> None:
+    """A100s (sm_80) have PCIe 4; NCCL itself takes 8 GT/s."""
+    text = system(gpu(1).replace("16 GT/s", "Unknown"), gpu(2).replace("16 GT/s", "Unknown speed"))
+    topology = nccl_xml.parse(text)
+    assert {x.gb_per_s for x in topology.links} == {24.0}
+    assert any("unknown speed is assumed to have 24 GB/s" in note for note in topology.notes)
+    stated = nccl_xml.parse(text, "x", parse_stated("pcie=gen5", "x"))
+    assert {x.gb_per_s for x in stated.links} == {48.0}
+    with pytest.raises(TopologyError, match="the file has the link_speed of every PCIe link"):
+        nccl_xml.parse(system(gpu(1), gpu(2)), "x", parse_stated("pcie=gen5", "x"))
 
 
 def test_gpus_without_rank_are_left_out_as_in_nccl() -> None:

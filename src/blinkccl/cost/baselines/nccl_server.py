@@ -6,8 +6,9 @@
   counts 24.
 - *NVLS*: in-network reduction and multicast in the NVSwitch of Hopper and later, for 3 GPUs or more. The rate of
   AllReduce comes from published nccl-tests runs on 4 to 8 H100s and exceeds NCCL's own model. Its latency is that of
-  two hops, below NCCL's model. AllGather and ReduceScatter follow NCCL's model (0.85 of the channels' rate on Hopper,
-  0.74 on Blackwell, 25 us) without its deduction for the last channel, so they are never slower than that.
+  two hops, below NCCL's model. On Blackwell both come from a table of 72 GPUs. AllGather and ReduceScatter follow
+  NCCL's model (0.85 of the channels' rate on Hopper, 0.74 on Blackwell, 25 us) without its deduction for the last
+  channel, so they are never slower than that.
 
 ``blink sim`` and the choice of plans for ``libblink.so`` use these times of NCCL.
 """
@@ -37,6 +38,10 @@ from blinkccl.units import algbw_gb_per_s, bus_factor
 NVLS_RATE = {
     ranks: Fraction(gb_per_s, 450) for ranks, gb_per_s in ((3, 370), (4, 370), (5, 420), (6, 440), (7, 460), (8, 480))
 }
+#: On Blackwell: busbw of 8 GPUs and more as a part of a GPU's NVLink rate, and µs of a call per GPU. Both are fitted
+#: to 72 GPUs, 512 MiB to 8 GiB (858.7 GB/s and 574 µs; pull request 43 of coreweave/nccl-tests). Fewer GPUs are assumed
+#: to have the same part of that as on Hopper.
+BLACKWELL_NVLS, BLACKWELL_NVLS_US = Fraction("858.7") / 900, Fraction(8)
 #: NCCL's efficiency of NVLS channels for AllGather and ReduceScatter, and their latency.
 NVLS_EFFICIENCY, NVLS_US = {"hopper": Fraction("0.85"), "blackwell": Fraction("0.74")}, Fraction(25)
 #: The minimum number of GPUs for NVLS.
@@ -179,8 +184,11 @@ class NcclServer:
         if collective == "allreduce":
             known = self.server.arch
             port = min(self.server.nvlink_gb_per_s.values()) / known.lane_gb_per_s * known.nominal_gb_per_s
-            algbw = NVLS_RATE[min(ranks, max(NVLS_RATE))] * port / Fraction(bus_factor(collective, ranks))
-            return CostLine("NVLS", "Simple", latency_us("Simple", True, 2), algbw)
+            part, latency = NVLS_RATE[min(ranks, max(NVLS_RATE))], latency_us("Simple", True, 2)
+            if self.arch == "blackwell":
+                part *= BLACKWELL_NVLS / NVLS_RATE[max(NVLS_RATE)]
+                latency = BLACKWELL_NVLS_US * ranks
+            return CostLine("NVLS", "Simple", latency, part * port / Fraction(bus_factor(collective, ranks)))
         if collective in ("allgather", "reduce_scatter"):
             all_channels = channels.count * Fraction(channels.gb_per_s_per_channel)
             return CostLine("NVLS", "Simple", NVLS_US, all_channels * NVLS_EFFICIENCY[self.arch] * (ranks - 1) / ranks)

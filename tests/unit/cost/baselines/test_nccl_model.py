@@ -232,6 +232,24 @@ def test_small_and_far_allreduces_leave_nvswitch_alone() -> None:
         assert NcclServer.of(topology, topology.ranks).at("allreduce", size).algorithm != "NVLS"
 
 
+@pytest.mark.parametrize(
+    ("spec", "mib", "low", "high"),
+    [
+        ("gb200-nvl72", 512, 576.7, 586.1),  # pull request 43 of coreweave/nccl-tests: fitted
+        ("gb200-nvl72", 8192, 834.6, 846.8),
+        ("dgx-b200", 8192, 832, 832),  # issue 1807 of nccl: judged
+        ("dgx-b300", 8192, 845, 845),  # issue 2140 of nccl
+        ("hgx-h800", 8192, 215, 215),  # issue 1374 of nccl
+        ("hgx-h200", 4096, 475, 475),  # issue 272 of nccl-tests
+    ],
+)
+def test_nvls_has_the_published_rates(spec: str, mib: int, low: float, high: float) -> None:
+    topology = load(spec)[0]
+    estimate = NcclServer.of(topology, topology.ranks).at("allreduce", mib << 20)
+    assert estimate.algorithm == "NVLS"
+    assert 0.95 * low <= estimate.busbw_gb_per_s <= 1.05 * high
+
+
 def test_what_is_not_modelled_has_a_reason_in_place_of_a_time() -> None:
     hoppers, alone = load("2x hgx-h100")[0], load("2x hgx-h100", "0,1+0,1")
     with pytest.raises(UnsupportedError, match="NVLSTree"):

@@ -258,10 +258,13 @@ def test_the_last_resort_across_servers(spec: str) -> None:
     assert (channels.count, _busbw(channels)) == (1, 0.1)
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOG if name not in ("mi250", "mi300x", "mac-studio")])
+@pytest.mark.parametrize("name", [name for name in CATALOG if not name.startswith("m") or name == "mist"])
 def test_the_architecture_follows_from_the_links(name: str) -> None:
     expected = {"dgx-1p": "pascal", "dgx-a100": "ampere", "hgx-h100": "hopper", "hgx-h200": "hopper",
                 "dgx-b200": "blackwell", "gb200-nvl72": "blackwell", "dgx-spark": "ampere",
+                "dgx-b300": "blackwell", "gb200-tray": "blackwell", "gb300-tray": "blackwell",
+                "gb300-nvl72": "blackwell", "gh200": "hopper", "hgx-h20": "hopper", "hgx-h800": "hopper",
+                "l40s-8": "ampere", "rtx-pro-6000-8": "blackwell",
                 "pcie-4gpu-nvlink-pairs": "ampere", "pcie-8gpu-nvlink-pairs": "ampere"}  # fmt: skip
     assert guess_arch(machine(name)) == expected.get(name, "volta")
 

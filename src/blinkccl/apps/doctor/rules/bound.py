@@ -25,8 +25,8 @@ def bound(case: Case) -> Iterator[Finding]:
         expected = _expected(job)
         away = _off_nvlink(case, job) if len(parts) == 1 else []
         gap = GAP_ON_NVLINK if len(parts) == 1 else GAP
-        # Rings that NCCL printed have true rates, which say nothing beside a bound of assumed PCIe and buses.
-        comparable = job.graph is None or not assumed(job.topology, most.kinds & {"pcie", "smp"})
+        # Rings that NCCL printed have true rates, which say nothing beside a bound of an assumed bus.
+        comparable = job.graph is None or not assumed(job.topology, most.kinds & {"smp"})
         if away:
             yield _leaves_nvlink(job, away)
         elif comparable and expected is not None and expected.busbw_gb_per_s < gap * most.busbw_gb_per_s:
