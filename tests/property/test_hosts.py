@@ -72,3 +72,18 @@ def test_in_one_order_every_size_sums_by_rank(names: list[str], nbytes: int) -> 
     for name in ("allreduce", "reduce_scatter"):
         plan, _ = selected(hosts, Collective(name, size), nbytes, COSTS[0], AREA, True)
         assert not order_faults(plan.program, "+".join(map(str, range(size))))
+
+
+def test_a_rank_is_busy_with_all_its_messages() -> None:
+    """Rank 3 of 3 + 1 sends 3 messages and receives 3, each half of their time; ranks 0-2 have 4 such ends inside."""
+    hosts = Hosts.of("aaab")
+    star, _ = selected(hosts, Collective("allreduce", 4), 8, Cost(1e-6, 1e9), AREA, True)
+    assert Cost(1e-3, 1e15).seconds(star.program, hosts, 8) == pytest.approx(3e-3 + 2e-6)
+
+
+@pytest.mark.parametrize(("names", "most"), [("ab", 2), ("aabb", 4), ("aaab", 2), ("aaaabbbb", 4)])
+def test_of_plans_as_fast_small_sizes_take_the_one_with_the_fewest_messages(names: str, most: int) -> None:
+    hosts = Hosts.of(names)
+    plan, _ = selected(hosts, Collective("allreduce", len(names)), 4096, COSTS[0], AREA, False)
+    queues = [plan.program.queues[queue] for role in plan.program.roles for queue in role.sends]
+    assert sum(hosts.host_of[queue.src] != hosts.host_of[queue.dst] for queue in queues) == most

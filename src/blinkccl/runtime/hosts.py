@@ -3,7 +3,7 @@
 The hosts are a topology: the one that the user states, or the ranks of a host around its memory, and each host's memory
 joined to one network. Candidates are planned on it, proved and kept as all plans are (:mod:`blinkccl.runtime.plans`),
 and the one with the least :meth:`Cost.seconds` is selected. That is Hockney's model (1994) of the Program itself: the
-messages of its longest chain, and the bytes that the busiest interface carries.
+messages of its longest chain or of its busiest rank, and the bytes that the busiest interface carries.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ KIB = 1024
 MEMORY_RATIO = 8
 #: Assumed rate of copies in memory, in bytes per second.
 MEMORY_BYTES_PER_S = 8e9
-#: Assumed part of a message's latency for which its sender and its receiver are busy.
-BUSY = Fraction(1, 2)
+#: Assumed part of a message's time for which its sender is busy, and its receiver too.
+BUSY = 0.5
 #: Assumed time of a message in shared memory, in seconds.
 LOCAL_S = 1e-6
 #: Assumed time that a chunk costs its ends beside its bytes, in messages: one that leaves at once, and one that is
@@ -46,13 +46,15 @@ LEAST_CHUNK, MOST_CHUNK = 32 * KIB, 252 * KIB
 CACHE_BYTES = 1024 * KIB
 #: Candidates beside ``optimal``: fewer messages one after another for more bytes.
 _CANDIDATES = {
-    "allreduce": ("one_shot", "one_hop", "three_phase", "ring"),
+    "allreduce": ("one_shot", "one_hop", "double_binary_tree", "three_phase", "ring"),
     "broadcast": ("one_hop",),
     "reduce": ("one_hop",),
 }
 #: Algorithms that sum in the order of the ranks.
 _IN_ORDER = ("one_shot", "one_hop")
-_NO_MESSAGES = (Fraction(0), Fraction(0))
+#: Predictions that differ by less say nothing; among such plans the one with the fewest messages is selected, since it
+#: leaves the most to ranks that share its cores.
+SAME = 1.1
 
 
 @dataclass(frozen=True)
@@ -205,25 +207,37 @@ class Cost:
 
     def seconds(self, program: Program, hosts: Hosts, nbytes: int) -> float:
         """The predicted seconds for S = ``nbytes``."""
-        chain, load, work = _weights(program, hosts)
-        latency_s = float(chain[0]) * self.message_s + float(chain[1]) * LOCAL_S
-        return latency_s + float(load + work / MEMORY_RATIO) * nbytes / self.bytes_per_s
+        weights = _weights(program, hosts)
+        return self._messages_s(weights) + self._bytes_s(weights, nbytes)
+
+    def by_messages(self, program: Program, hosts: Hosts, nbytes: int) -> bool:
+        """True if the messages take longer than the bytes."""
+        weights = _weights(program, hosts)
+        return self._messages_s(weights) > self._bytes_s(weights, nbytes)
+
+    def _messages_s(self, weights: _Weights) -> float:
+        """The longest chain, or the busiest rank."""
+        across, inside = (max(chain, BUSY * ends) for chain, ends in zip(weights.chain, weights.ends, strict=True))
+        return across * self.message_s + inside * LOCAL_S
+
+    def _bytes_s(self, weights: _Weights, nbytes: int) -> float:
+        return float(weights.load + weights.work / MEMORY_RATIO) * nbytes / self.bytes_per_s
 
     def chunk_bytes(self, program: Program, hosts: Hosts, nbytes: int) -> int:
         """The chunk for which filling the pipeline and sending cost the same: √(S · rate · latency / chain).
 
         It is at most what the cache has for each queue of a rank.
         """
-        chain, load, _ = _weights(program, hosts)
+        weights = _weights(program, hosts)
         a_message = self.bytes_per_s * self.message_s * (AT_ONCE if self.bytes_at_once else OFFERED)
-        best = int((float(load) * nbytes * a_message / max(1.0, float(chain[0]))) ** 0.5)
+        best = int((float(weights.load) * nbytes * a_message / max(1, weights.chain[0])) ** 0.5)
         most = min(MOST_CHUNK, CACHE_BYTES // max(1, _queues(program)))
         return max(LEAST_CHUNK, min(most, best) // (4 * KIB) * 4 * KIB)
 
 
 def busiest_part(program: Program, hosts: Hosts) -> float:
     """The part of S that the busiest link between hosts carries, relative to its rate (:attr:`Hosts.networks`)."""
-    return float(_weights(program, hosts)[1])
+    return float(_weights(program, hosts).load)
 
 
 @lru_cache(maxsize=1024)
@@ -233,43 +247,55 @@ def _queues(program: Program) -> int:
     return max(ends.values(), default=0)
 
 
-@lru_cache(maxsize=1024)
-def _weights(program: Program, hosts: Hosts) -> tuple[tuple[Fraction, Fraction], Fraction, Fraction]:
-    """Messages between hosts and inside them on a chunk's longest chain; then two parts of S.
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A Program's messages and bytes. Pairs are messages between hosts and messages inside them.
 
-    The parts are the bytes of the busiest link, relative to its rate, and the bytes that the busiest rank reduces.
+    ``chain`` is on the longest chain of a chunk, ``ends`` has what the busiest rank sends and receives, and ``all`` are
+    the messages of all ranks. ``load`` and ``work`` are parts of S: the bytes of the busiest link, relative to its
+    rate, and the bytes that the busiest rank reduces.
     """
-    senders: dict[int, list[int]] = defaultdict(list)
-    for number, role in enumerate(program.roles):
-        for queue in role.sends:
-            senders[queue].append(number)
+
+    chain: tuple[int, int]
+    ends: tuple[int, int]
+    all: tuple[int, int]
+    load: Fraction
+    work: Fraction
+
+
+@lru_cache(maxsize=1024)
+def _weights(program: Program, hosts: Hosts) -> _Weights:
+    home, queues = hosts.host_of, program.queues
+    inside = [home[queue.src] == home[queue.dst] for queue in queues]
+    sender: dict[int, list[int]] = defaultdict(list)
     load: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
     work: dict[int, Fraction] = defaultdict(Fraction)
-    last: dict[int, tuple[Fraction, Fraction]] = {}
+    ends = Counter[tuple[int, bool]]()
+    last: dict[int, tuple[int, int]] = {}
     items = program.collective.total_blocks()
-    longest = _NO_MESSAGES
-    for number, role in sorted(enumerate(program.roles), key=lambda one: (one[1].offset, one[0])):
-        own = hosts.host_of[role.rank]
-        incoming = [last.get(sender, _NO_MESSAGES) for queue in role.receives for sender in senders[queue]]
-        across = sum(hosts.host_of[program.queues[queue].src] != own for queue in role.receives)
-        begin = max(incoming, default=_NO_MESSAGES)
-        begin = begin[0] + max(0, across - 1) * BUSY, begin[1]
+    longest = 0, 0
+    for number, role in enumerate(program.roles):
         part = (program.slices[role.slice].stop - program.slices[role.slice].start) / items
         work[role.rank] += part * max(0, role.operands - 1)
-        steps = [Fraction(0), Fraction(0)]
         for queue in role.sends:
-            other = hosts.host_of[program.queues[queue].dst]
-            if other == own:
-                steps[1] = Fraction(1)
-                continue
-            path = program.queues[queue].path
-            for link in pairwise(path):
+            sender[queue].append(number)
+            ends.update((rank, inside[queue]) for rank in (role.rank, queues[queue].dst))
+            for link in pairwise(queues[queue].path):
                 if link in hosts.networks:
                     load[link] += part / hosts.networks[link]
-            steps[0] += BUSY if steps[0] else 1
+    for number, role in sorted(enumerate(program.roles), key=lambda one: (one[1].offset, one[0])):
+        begin = max((last[one] for queue in role.receives for one in sender[queue] if one in last), default=(0, 0))
+        steps = max((int(not inside[queue]), int(inside[queue])) for queue in role.sends) if role.sends else (0, 0)
         last[number] = begin[0] + steps[0], begin[1] + steps[1]
         longest = max(longest, last[number])
-    return longest, max(load.values(), default=Fraction(0)), max(work.values(), default=Fraction(0))
+    across, local = (Counter({rank: n for (rank, own), n in ends.items() if own == which}) for which in (False, True))
+    return _Weights(
+        longest,
+        (max(across.values(), default=0), max(local.values(), default=0)),
+        (across.total() // 2, local.total() // 2),
+        max(load.values(), default=Fraction(0)),
+        max(work.values(), default=Fraction(0)),
+    )
 
 
 #: Part of a message's bytes, and its hops: each a rail and the rank there.
@@ -307,7 +333,11 @@ def selected(
 ) -> tuple[HostPlan, int]:
     """The plan for S = ``nbytes`` and its chunk in bytes; ``in_one_order`` selects among plans that sum by rank."""
     plans = _plans(hosts, collective, area, in_one_order)
-    best = min(plans, key=lambda plan: cost.seconds(plan.program, hosts, nbytes))
+    seconds = {plan: cost.seconds(plan.program, hosts, nbytes) for plan in plans}
+    best = min(plans, key=seconds.__getitem__)
+    if cost.by_messages(best.program, hosts, nbytes):
+        similar = [plan for plan in plans if seconds[plan] <= SAME * seconds[best]]
+        best = min(similar, key=lambda plan: (_weights(plan.program, hosts).all, seconds[plan]))
     return best, cost.chunk_bytes(best.program, hosts, nbytes)
 
 
