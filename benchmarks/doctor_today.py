@@ -48,8 +48,10 @@ class Server:
         return machine(self.machine)
 
     @property
-    def nvlink(self) -> bool:
-        return any(x.kind == "nvlink" for x in self.topology.links)
+    def fast(self) -> str:
+        """The word of NCCL's tree for its NVLinks or xGMI links; "" without such links."""
+        kinds = {x.kind for x in self.topology.links}
+        return "NVL" if "nvlink" in kinds else "XGMI" if "xgmi" in kinds else ""
 
     @property
     def reduces(self) -> bool:
@@ -61,22 +63,37 @@ SERVERS = (
     Server("hgx-h100", "NVIDIA H100 80GB HBM3", 8),
     Server("hgx-h100", "NVIDIA H100 80GB HBM3", 4),
     Server("hgx-h200", "NVIDIA H200", 8),
+    Server("hgx-h800", "NVIDIA H800", 8),
+    Server("hgx-h20", "NVIDIA H20", 8),
     Server("dgx-b200", "NVIDIA B200", 8),
-    Server("gb200-nvl72", "NVIDIA GB200", 4),
+    Server("dgx-b300", "NVIDIA B300 SXM6 AC", 8),
+    Server("gb200-tray", "NVIDIA GB200", 4),
+    Server("gb300-tray", "NVIDIA GB300", 4),
+    Server("gb200-nvl72", "NVIDIA GB200", 72, 18),
     Server("mi300x", "AMD Instinct MI300X", 8),
+    Server("mi325x", "AMD Instinct MI325X", 8),
+    Server("mi355x", "AMD Instinct MI355X", 8),
+    Server("l40s-8", "NVIDIA L40S", 8),
+    Server("rtx-pro-6000-8", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 8),
 )
 #: busbw of AllReduce in GB/s by machine, ranks and bytes, with the source.
 FIGURES = {
     ("hgx-h100", 8, 8 * GIB): (480, "public nccl-tests logs"),
     ("hgx-h100", 4, 8 * GIB): (370, "public nccl-tests logs"),
     ("dgx-b200", 8, 8 * GIB): (832, "NVIDIA/nccl issue 1807"),
+    ("dgx-b300", 8, 8 * GIB): (845, "NVIDIA/nccl issue 2140"),
+    ("gb200-nvl72", 72, GIB // 2): (586, "coreweave/nccl-tests pull request 43"),
+    ("gb200-nvl72", 72, 8 * GIB): (840, "coreweave/nccl-tests pull request 43: 835 to 847"),
     ("mi300x", 8, 8 * GIB): (322, "AMD's RCCL tests"),
 }
+#: The measured rate in a log without NCCL's own lines.
+_ALONE = "the rate of a bare table"
 #: Values that a log shows at half, and the causes that name this.
 HALVED = {
     "the measured rate": ("measured-low",),
-    "the NVLinks of all GPUs": ("nvlink-down",),
-    "the PCIe of all GPUs": ("pcie-slow",),
+    _ALONE: ("measured-low",),
+    "NVLink or xGMI of all GPUs": ("nvlink-down",),
+    "PCIe of all GPUs": ("pcie-slow",),
     "NVLS": ("no-nvls",),
 }
 
@@ -84,10 +101,11 @@ HALVED = {
 def halvings(server: Server) -> Iterator[str]:
     """The rows of :data:`HALVED` that exist on a server."""
     yield "the measured rate"
-    if server.nvlink:
-        yield "the NVLinks of all GPUs"
-    if not server.topology.name.startswith("gb"):  # the catalogue has no PCIe of racks
-        yield "the PCIe of all GPUs"
+    yield _ALONE
+    if server.fast:
+        yield "NVLink or xGMI of all GPUs"
+    if server.hosts == 1:
+        yield "PCIe of all GPUs"
     if server.reduces:
         yield "NVLS"
 
@@ -108,7 +126,8 @@ def healthy_gb_per_s(server: Server, size_bytes: int) -> float:
 
 def log(server: Server, halved: str, rng: random.Random) -> str:
     """The text of a log."""
-    return "".join([_devices(server), *_lines(server, halved), _table(server, halved, rng)])
+    lines = [] if halved == _ALONE or (not halved and rng.random() < 0.5) else _lines(server, halved)
+    return "".join([_devices(server), *lines, _table(server, halved, rng)])
 
 
 def _devices(server: Server) -> str:
@@ -126,15 +145,15 @@ def _lines(server: Server, halved: str) -> Iterator[str]:
     yield f"NCCL version {version}\n"
     model = gpu_model(server.gpu)
     assert model is not None
-    pcie = {3: 12, 4: 24, 5: 48}[model.pcie] / (2 if halved == "the PCIe of all GPUs" else 1)
-    fast = counted_gb_per_s(server.topology) / (2 if halved == "the NVLinks of all GPUs" else 1)
+    pcie = {3: 12, 4: 24, 5: 48}[model.pcie] / (2 if halved == "PCIe of all GPUs" else 1)
+    fast = counted_gb_per_s(server.topology) / (2 if halved == "NVLink or xGMI of all GPUs" else 1)
     each = min(8, server.ranks // server.hosts)
     yield from _info(f"=== System : maxBw {fast:.1f} totalBw {fast:.1f} ===", "CPU/0 (1/1/6)")
     for gpu in range(each):
         yield from _info(f"+ PCI[{pcie:.1f}] - GPU/{gpu + 1}1000 ({gpu})")
-        if server.nvlink:
+        if server.fast == "NVL":
             yield from _info(f"              + NVL[{fast:.1f}] - NVS/0")
-        elif server.machine.startswith("mi"):
+        elif server.fast:
             peer = fast / (each - 1)
             others = [f"              + XGMI[{peer:.1f}] - GPU/{x + 1}1000" for x in range(each) if x != gpu]
             yield from _info(*others)
@@ -158,13 +177,13 @@ def _rings(server: Server, halved: str) -> str:
     if server.hosts > 1:
         return ""
     channels = search(server.topology, server.topology.ranks[: server.ranks])
-    rate = float(channels.gb_per_s_per_channel) / (2 if halved == "the NVLinks of all GPUs" else 1)
+    rate = float(channels.gb_per_s_per_channel) / (2 if halved == "NVLink or xGMI of all GPUs" else 1)
     return f"nChannels {channels.count}, bw {rate:f}/{rate:f}, type {channels.kind}/PIX"
 
 
 def _table(server: Server, halved: str, rng: random.Random) -> str:
     part = rng.uniform(0.93, 1.03)
-    if halved in ("the measured rate", "the NVLinks of all GPUs"):
+    if halved in ("the measured rate", _ALONE, "NVLink or xGMI of all GPUs"):
         part /= 2
     elif halved == "NVLS":  # rings instead
         part *= 0.78
@@ -173,7 +192,7 @@ def _table(server: Server, halved: str, rng: random.Random) -> str:
         "#       size         count      type   redop    root " + "    time   algbw   busbw #wrong" * 2,
         "#        (B)    (elements)                           " + "    (us)  (GB/s)  (GB/s)       " * 2,
     ]
-    for size in (GIB, 8 * GIB):
+    for size in (GIB // 2, 8 * GIB):
         busbw = part * healthy_gb_per_s(server, size)
         algbw = busbw / factor
         half = f"{size / algbw / 1e3:9.1f} {algbw:7.2f} {busbw:7.2f}      0"
@@ -224,8 +243,10 @@ def table(all_outcomes: list[Outcome]) -> str:
         mine = [one for one in all_outcomes if one.server == server]
         healthy = [one for one in mine if not one.halved]
         alarms = sum(bool(one.diagnosis.wrong) or bool(one.diagnosis.not_judged) for one in healthy)
-        planted = ", ".join(f"{one.halved}: {'yes' if one.named else 'no'}" for one in mine if one.halved)
-        lines.append(f"| {server.ranks} × {server.gpu} (`{server.machine}`) | {len(healthy)} | {alarms} | {planted} |")
+        planted = [one for one in mine if one.halved]
+        missed = "".join(f", not {one.halved}" for one in planted if not one.named)
+        named = f"{sum(one.named for one in planted)} of {len(planted)}{missed}"
+        lines.append(f"| {server.ranks} × {server.gpu} (`{server.machine}`) | {len(healthy)} | {alarms} | {named} |")
     return "\n".join(lines) + "\n"
 
 

@@ -20,10 +20,12 @@ from blinkccl.topology.model import FAST_KINDS, Topology
 _SERVERS = (
     (r"P100-SXM2", 8, "dgx-1p"), (r"V100-SXM2", 8, "dgx-1v"), (r"V100-SXM3", 16, "dgx-2"),
     (r"A100-SXM4", 8, "dgx-a100"), (r"H100 80GB HBM3|H100-SXM", 8, "hgx-h100"), (r"H200(?! NVL)", 8, "hgx-h200"),
-    (r"\bB200", 8, "dgx-b200"), (r"MI300X", 8, "mi300x"),
+    (r"H800(?! PCIe)", 8, "hgx-h800"), (r"H20\b", 8, "hgx-h20"), (r"\bB200", 8, "dgx-b200"), (r"\bB300", 8, "dgx-b300"),
+    (r"GB200", 4, "gb200-tray"), (r"GB300", 4, "gb300-tray"), (r"MI300X", 8, "mi300x"), (r"MI325X", 8, "mi325x"),
+    (r"MI355X", 8, "mi355x"), (r"\bL40S", 8, "l40s-8"), (r"RTX PRO 6000", 8, "rtx-pro-6000-8"),
 )  # fmt: skip
 #: Racks whose hosts NVLink joins: name of the GPUs, most GPUs of a host and of the rack, machine.
-_RACKS = ((r"GB[23]00", 4, 72, "gb200-nvl72"),)
+_RACKS = ((r"GB200", 4, 72, "gb200-nvl72"), (r"GB300", 4, 72, "gb300-nvl72"))
 
 
 def server_of(place: Location, gpu: str, ranks: int, hosts: int = 1) -> MachineRead | None:
@@ -32,11 +34,10 @@ def server_of(place: Location, gpu: str, ranks: int, hosts: int = 1) -> MachineR
     ``inferred`` has the reason. None for unknown names, and for other numbers.
     """
     for pattern, count, name in _SERVERS:
-        part = 1 < ranks < count and alike(machine(name))
-        if hosts == 1 and re.search(pattern, gpu) and (ranks == count or part):
+        if hosts == 1 and re.search(pattern, gpu) and (ranks == count or (1 < ranks < count and alike(machine(name)))):
             return _inferred(place, gpu, ranks, name)
     for pattern, each, most, name in _RACKS:
-        if re.search(pattern, gpu) and 1 < ranks <= min(most, each * hosts):
+        if hosts > 1 and re.search(pattern, gpu) and 1 < ranks <= min(most, each * hosts):
             return _inferred(place, gpu, ranks, name)
     return None
 
