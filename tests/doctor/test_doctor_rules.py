@@ -215,6 +215,8 @@ CASES = {
     "a B200 at half speed": ([_row(400, gpu=B200)], "measured-low"),
     "a B200": ([_row(832, gpu=B200)], ""),
     "four of eight": ([_row(300, 4, gpu=B200)], "measured-low"),
+    "a log that ends at 16 MiB": ([_row(248, size=16 << 20, gpu="NVIDIA H100 80GB HBM3")], ""),
+    "less than half at 16 MiB": ([_row(180, size=16 << 20, gpu="NVIDIA H100 80GB HBM3")], "measured-low"),
     "an MI300X": ([_row(322, gpu="AMD Instinct MI300X")], ""),
     "an MI300X at half speed": ([_row(161, gpu="AMD Instinct MI300X")], "measured-low"),
     # Settings.
@@ -325,6 +327,7 @@ def test_one_verdict_on_p2p_for_programs(pieces, verdict, cause):
     assert (answer["verdict"], answer["cause"]) == (verdict, cause)
     without = {"NCCL_P2P_DISABLE": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
     assert answer["environment"] == (without if verdict == "veto" and cause != "p2p-forced" else {})
+    assert bool(answer["vllm"]) is bool(answer["environment"])
     assert list(answer["unset"]) == (["NCCL_P2P_LEVEL"] if cause == "p2p-forced" else [])
     assert answer["evidence"] or verdict != "pass"
 

@@ -18,6 +18,7 @@ from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.gpu_models import gpu_model
 from blinkccl.topology.limits import MAX_GB_PER_S, at
 from blinkccl.topology.model import Topology
+from blinkccl.topology.select import ids_text
 from blinkccl.topology.stated import NOTHING, TO_COUNT, Stated
 from blinkccl.topology.xml_tree import Element, parse_xml
 
@@ -82,10 +83,16 @@ def parse(text: str, source: str = "NCCL XML", stated: Stated = NOTHING) -> Topo
     reading = _Reading(source, Assembly(source, "nccl-xml"), stated=stated)
     _number_servers(reading, root)
     _find_gpus(reading, root)
+    servers = {reading.server[gpu] for gpu in reading.gpus}
     for gpu in reading.gpus:
-        several = len(set(reading.server.values())) > 1
-        label = f"{reading.server[gpu]}/GPU{gpu.attributes['dev']}" if several else f"GPU{gpu.attributes['dev']}"
+        number = f"GPU{gpu.attributes['dev']}"
+        label = number if len(servers) < 2 else f"{reading.server[gpu]}/{number}"
         reading.vertex[gpu] = reading.box.add("gpu", label, reading.server[gpu], _compute_capability(reading, gpu))
+    if len(servers) > 1:
+        owned = {
+            server: [reading.vertex[gpu] for gpu in reading.gpus if reading.server[gpu] == server] for server in servers
+        }
+        reading.box.notes += [f"host {server} has the GPUs {ids_text(owned[server])}" for server in sorted(servers)]
     hosts = _add_pcie(reading, root)
     _join_hosts(reading, hosts)
     _add_nvlinks(reading)

@@ -24,8 +24,9 @@ _WITHOUT = {"NCCL_P2P_DISABLE": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
 class P2pVerdict(msgspec.Struct, frozen=True, rename={"places": "evidence"}):
     """``verdict`` is "veto", "pass" or "unknown"; ``cause`` that of the finding behind a veto.
 
-    ``environment`` has the variables to set, and ``unset`` those to remove, before the program starts. ``pairs`` are
-    the pairs of GPUs with a refusal, empty if all are meant.
+    ``environment`` has the variables to set, and ``unset`` those to remove, before the program starts; ``vllm`` the
+    arguments to add to vLLM's, whose AllReduce heeds no variable. ``pairs`` are the pairs of GPUs with a refusal,
+    empty if all are meant.
     """
 
     verdict: str
@@ -33,6 +34,7 @@ class P2pVerdict(msgspec.Struct, frozen=True, rename={"places": "evidence"}):
     why: str
     environment: dict[str, str]
     unset: tuple[str, ...] = ()
+    vllm: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
     places: tuple[Location, ...] = ()
 
@@ -45,19 +47,21 @@ def p2p_verdict(case: Case, findings: Sequence[Finding]) -> P2pVerdict:
     if against:
         worst = against[0]
         if worst.cause == "p2p-forced":
-            return P2pVerdict("veto", worst.cause, worst.title, {}, ("NCCL_P2P_LEVEL",), (), worst.places)
-        pairs = tuple((one.a, one.b) for one in refused) if worst.cause == "nvlink-peer-broken" else ()
-        return P2pVerdict("veto", worst.cause, worst.title, dict(_WITHOUT), (), pairs, worst.places)
+            return P2pVerdict("veto", worst.cause, worst.title, {}, ("NCCL_P2P_LEVEL",), places=worst.places)
+        return _veto(worst.cause, worst.title, refused if worst.cause == "nvlink-peer-broken" else [], worst.places)
     model = model_of(case)
     if refused:
-        pairs = tuple((one.a, one.b) for one in refused)
-        places = tuple(dict.fromkeys(one.place for one in refused))
-        return P2pVerdict("veto", "p2p-off", "the driver refuses P2P", dict(_WITHOUT), (), pairs, places)
+        return _veto("p2p-off", "the driver refuses P2P", refused, tuple(dict.fromkeys(one.place for one in refused)))
     if model is not None and not model.peers and not hops:
-        return P2pVerdict("veto", "p2p-off", f"{gpu_name(case)} has no P2P over PCIe", dict(_WITHOUT))
+        return _veto("p2p-off", f"{gpu_name(case)} has no P2P over PCIe", [], ())
     rows = case.of(MeasuredCall)
     allowed = [one for one in case.of(PeerAccess) if one.allowed]
     if (hops and rows and not case.of(Started)) or allowed:
         places = tuple(dict.fromkeys(piece.place for piece in (*hops[:2], *allowed[:2])))
-        return P2pVerdict("pass", "", "P2P is in use or allowed, and nothing speaks against it", {}, (), (), places)
+        return P2pVerdict("pass", "", "P2P is in use or allowed, and nothing speaks against it", {}, places=places)
     return P2pVerdict("unknown", "", "no evidence of P2P between these GPUs", {})
+
+
+def _veto(cause: str, why: str, refused: Sequence[PeerAccess], places: tuple[Location, ...]) -> P2pVerdict:
+    pairs = tuple((one.a, one.b) for one in refused)
+    return P2pVerdict("veto", cause, why, dict(_WITHOUT), (), ("--disable-custom-all-reduce",), pairs, places)

@@ -105,7 +105,9 @@ def from_xml(text: str, source: str, notes: list[str]) -> Iterator[Evidence]:
         yield from _graphs(root, source)
         return
     try:
-        yield _machine(Location(source), nccl_xml.parse(text, source))
+        topology = nccl_xml.parse(text, source)
+        notes.extend(f"{source}: {note}" for note in topology.notes)
+        yield _machine(Location(source), topology)
     except TopologyError as error:
         notes.append(str(error))
     yield from _devices(root, source)

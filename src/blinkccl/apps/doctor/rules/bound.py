@@ -108,7 +108,8 @@ def _got(job: MeasuredJob) -> str:
     if row is not None:
         return f"{gb_per_s_text(row.busbw_gb_per_s)} busbw measured at {size_text(row.size_bytes)} ({row.place})"
     if job.expected is not None:
-        return f"{gb_per_s_text(job.expected.busbw_gb_per_s)} busbw by NCCL's own model ({job.expected.how})"
+        source = "RCCL's usual part" if job.expected.kind == "XGMI" else "NCCL's own model"
+        return f"{gb_per_s_text(job.expected.busbw_gb_per_s)} busbw by {source} ({job.expected.how})"
     return "not measured"
 
 

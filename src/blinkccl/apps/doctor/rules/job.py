@@ -59,7 +59,7 @@ class ProvedBound:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The busbw that NCCL's own model predicts, and the channels for it."""
+    """The busbw that NCCL's own model predicts (or RCCL's usual part of the links), and its source in words."""
 
     busbw_gb_per_s: float
     how: str
@@ -131,7 +131,7 @@ class MeasuredJob:
         bound = self.bound
         if bound is None or self.collective not in SERVED or not alike(self.topology):
             return None
-        return Expected(RCCL_PART * bound.busbw_gb_per_s, f"RCCL, {RCCL_PART:.0%} of the links", "XGMI")
+        return Expected(RCCL_PART * bound.busbw_gb_per_s, f"{RCCL_PART:.0%} of the links", "XGMI")
 
     @property
     def joined_somewhere(self) -> bool:

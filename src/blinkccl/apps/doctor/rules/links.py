@@ -137,13 +137,15 @@ def nvlink_down(case: Case) -> Iterator[Finding]:
         why = "it has fewer NVLinks than the others: a link is down, or a bridge is not seated"
         if down:
             why = "traffic through this GPU is slower by the same factor, and a ring slows down every GPU"
+        host = worst.gpu.rpartition("/")[0]
+        where = f" on host {host} of this file" if host else ""
         yield finding(f"""
             warning: {named(x.gpu for x in low)}: NVLinks are down  [nvlink-down]
             bound   {most} NVLinks, as the other GPUs have
             got     {worst.up} on {worst.gpu}
             cause   {why}
-            try     nvidia-smi nvlink -s -i {worst.gpu.removeprefix("GPU")}, then nvidia-smi nvlink -e for errors; reset
-                    the GPU, or reseat the bridge or the module
+            try     nvidia-smi nvlink -s -i {worst.gpu.rpartition("GPU")[2]}{where}, then nvidia-smi nvlink -e for
+                    errors; reset the GPU, or reseat the bridge or the module
             """).at(low)
 
 

@@ -20,8 +20,9 @@ from blinkccl.topology.gpu_models import gpu_model
 from blinkccl.topology.model import Topology
 from blinkccl.units import size_text
 
-#: A rate below this part of the rate expected of NCCL is not noise.
-LOW = 0.7
+#: A rate below this part of the rate expected of NCCL is not noise. Below :data:`SMALL_BYTES` the expectation rests on
+#: NCCL's constants for latencies as much as on rates of links, so less is asked.
+LOW, LOW_AND_SMALL, SMALL_BYTES = 0.7, 0.5, 128 << 20
 #: Causes that do not slow down a run on one host.
 SAY_NOTHING_OF_RATES = ("nic-far", "shared-memory", "cpu-quota", "no-gpudirect", "net-socket")
 #: The last row is a collapse below this part of the best.
@@ -131,7 +132,7 @@ def unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _low(name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineRead, most: str) -> Iterator[Finding]:
-    if row.busbw_gb_per_s >= LOW * expected:
+    if row.busbw_gb_per_s >= (LOW if row.size_bytes >= SMALL_BYTES else LOW_AND_SMALL) * expected:
         return
     model = gpu_model(row.gpu)
     amd = model is not None and model.amd
