@@ -68,9 +68,9 @@ def write(program: Program, forest: Forest, _machine: Topology | None, choices: 
     """
     if choices.chunks is not None and choices.chunks < 1:
         raise UsageError(f"--chunks {choices.chunks}: expected at least 1")
-    _check_paths(program, forest.topology)
     try:
         chunked = Chunked(program, choices)
+        _check_paths(program, forest.topology)
         text = _proved(_texts(chunked, forest))
     except LimitError as limit:
         raise UnsupportedError(f"{limit.reason}; {_what_fits(program, forest, choices)}") from None
@@ -93,7 +93,8 @@ def _check_paths(program: Program, topology: Topology) -> None:
             if fault is not None:
                 raise UnsupportedError(
                     f"queue {number}, from GPU {ends[0]} to GPU {ends[1]}: {fault}, so a channel of MSCCL++ cannot "
-                    "reach the plan's rate; plan with --links fast, or with --topo of a machine without this link"
+                    "reach the plan's rate; plan with --links fast, with another --algo, or with --topo of a machine "
+                    "without this link"
                 )
 
 
@@ -148,7 +149,9 @@ def _fitting(typed: str, plan: Callable[[], Forest], choices: Choices) -> list[t
     """The rate of a plan and the options for it, if it fits; else an empty list."""
     try:
         forest = plan()
-        chunked = Chunked(lower(forest), choices)
+        program = lower(forest)
+        chunked = Chunked(program, choices)
+        _check_paths(program, forest.topology)
         next(iter(_texts(chunked, forest)))
     except (UnsupportedError, TopologyError, UsageError):  # It does not fit, or the algorithm has no such plan.
         return []
