@@ -196,6 +196,10 @@ CASES = {
     "no NVLS where the switch reduces": ([_row(700, gpu=B200), ChannelCounts(HERE, 16, 0)], "no-nvls"),
     "no NVLS by a setting": (
         [_row(700, gpu=B200), ChannelCounts(HERE, 16, 0), Setting(HERE, "NCCL_NVLS_ENABLE", "0")], "setting"),
+    "no NVLS among four, which may be on direct links": (
+        [_row(300, 4, gpu="NVIDIA H100 80GB HBM3"), ChannelCounts(HERE, 16, 0)], ""),
+    "no NVLS among four on a switch": (
+        [_row(300, 4, gpu="NVIDIA H100 80GB HBM3"), ChannelCounts(HERE, 16, 0), *_nvl(4, 370.8)], "no-nvls"),
     "no NVLS between two": ([_row(700, 2, gpu=B200), ChannelCounts(HERE, 16, 0)], ""),
     "no NVLS where no switch reduces": ([_row(230, gpu="NVIDIA A100-SXM4-80GB"), ChannelCounts(HERE, 24, 0)], ""),
     "half of the NVLinks": ([_row(700, gpu=B200), *_nvl(8, 360.9)], "nvlink-down"),

@@ -38,6 +38,8 @@ _BY_LANES = {
 #: Most NVLinks of a GPU up to Blackwell; a matrix that needs more shows an NVSwitch.
 MAX_LANES_PER_GPU = 18
 NVLINK1_LANES_PER_GPU = 4
+#: Lines in which the header must be.
+MAX_LINES_ABOVE = 2000
 #: Characters of a line after its parts are joined again.
 MAX_LINE = 16_384
 
@@ -115,9 +117,9 @@ class Cells:
         return any(sum(self.lanes(a, b) for b in gpus if b != a) > MAX_LANES_PER_GPU for a in gpus)
 
 
-def looks_like(text: str) -> bool:
-    """True if ``text`` contains the header of such a matrix."""
-    lines = without_escapes(text)[:200]
+def looks_like(text: str, within: int = MAX_LINES_ABOVE) -> bool:
+    """True if the first lines contain the header of such a matrix, perhaps below a report's lists of packages."""
+    lines = without_escapes(text)[:within]
     return any(map(_is_header, lines)) or any(label_of(line, _is_header) for line in lines)
 
 

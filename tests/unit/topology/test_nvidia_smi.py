@@ -294,6 +294,12 @@ def test_names_above_the_matrix_give_rates() -> None:
     assert any(note.endswith('NIC0, NIC1; to state it: "FILE @ nic=400Gbps"') for note in topology.notes)
 
 
+def test_a_matrix_below_a_long_list_of_packages() -> None:
+    text = "".join(f"[pip3] package{i}==1.0\n" for i in range(900)) + sample("b200-collect-env.nvidia-smi.txt")
+    assert nvidia_smi.looks_like(text)
+    assert set(nvlinks(nvidia_smi.parse(text)).values()) == {900.0}
+
+
 def listed(name: str) -> str:
     return f"GPU 0: {name} (UUID: GPU-0)\nGPU 1: {name} (UUID: GPU-1)\n" + small("GPU0\tX\tNV4", "GPU1\tNV4\tX")
 

@@ -36,6 +36,8 @@ MAX_LINE = 16 * 1024
 #: Pieces of one kind in one file; a log of a thousand ranks repeats each a thousand times.
 MAX_PIECES = 100_000
 MAX_FILES = 4096
+#: Lines in which the matrix of a file of its own begins; a log has it further down, or none.
+MATRIX_WITHIN = 200
 
 #: Most lines of a large log concern no listener. One regular expression skips them.
 _WANTED = re.compile(
@@ -211,7 +213,9 @@ def _text(case: Case, file: BinaryIO, source: str, tick: Callable[[int], None]) 
         return _understood(case, source, "rocm-smi or amd-smi", lambda: topologies.from_other(text, source))
     if len(text) < MAX_FILE_BYTES and cables_file.looks_like(text):
         return _understood(case, source, "a line per cable", lambda: topologies.from_other(text, source))
-    if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(text):  # of any version, possibly with other text after it
+    if len(text) < MAX_FILE_BYTES and nvidia_smi.looks_like(
+        text, MATRIX_WITHIN
+    ):  # of any version, with other text after it
         take(listeners.pop(), lambda: topologies.from_matrix(text, Location(source), case.notes))
     for number, line, read in _lines(file):
         if number % 65536 == 0:

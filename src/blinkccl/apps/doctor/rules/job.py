@@ -251,7 +251,7 @@ def machine_of(case: Case, row: MeasuredCall) -> MachineRead | None:
     """The machine that was read last, with the rates of GPUs of this name, or else the server that the name implies."""
     read = machines_with_gpus(case)
     if read:
-        return with_names(read[-1], row.gpu)
+        return with_names(read[-1], row.gpu or gpu_name(case))
     server = server_of(row.place, row.gpu, row.ranks, row.hosts)
     if server is not None:
         case.notes.append(f"{row.place.source}: {server.inferred}")

@@ -116,6 +116,9 @@ def no_nvls(case: Case) -> Iterator[Finding]:
         return
     model = model_of(case)
     able = server is not None and any(vertex.combines for vertex in server.topology.vertices)
+    # Fewer GPUs than the server that their name implies may be on direct links instead, unless the tree has the switch.
+    whole = server is None or not server.inferred or " a part of " not in server.inferred
+    able = able and (whole or any(link.node.startswith("NVS/") for link in case.of(SystemLink)))
     ranks = max((row.ranks // row.hosts for row in case.of(MeasuredCall)), default=_LEAST_NVLS)
     if not able or ranks < _LEAST_NVLS or (model is not None and (model.sm or 0) < COMBINING_SM):
         return

@@ -19,7 +19,7 @@ from blinkccl.topology.model import FAST_KINDS, Topology
 #: (name of the GPUs, their number in a host, machine): the server that these GPUs fill.
 _SERVERS = (
     (r"P100-SXM2", 8, "dgx-1p"), (r"V100-SXM2", 8, "dgx-1v"), (r"V100-SXM3", 16, "dgx-2"),
-    (r"A100-SXM4", 8, "dgx-a100"), (r"H100 80GB HBM3|H100-SXM", 8, "hgx-h100"), (r"H200(?! NVL)", 8, "hgx-h200"),
+    (r"A100-SXM4", 8, "dgx-a100"), (r"H100 80GB HBM3|H100[- ]SXM", 8, "hgx-h100"), (r"\bH200(?! NVL)", 8, "hgx-h200"),
     (r"H800(?! PCIe)", 8, "hgx-h800"), (r"H20\b", 8, "hgx-h20"), (r"\bB200", 8, "dgx-b200"), (r"\bB300", 8, "dgx-b300"),
     (r"GB200", 4, "gb200-tray"), (r"GB300", 4, "gb300-tray"), (r"MI300X", 8, "mi300x"), (r"MI325X", 8, "mi325x"),
     (r"MI355X", 8, "mi355x"), (r"\bL40S", 8, "l40s-8"), (r"RTX PRO 6000", 8, "rtx-pro-6000-8"),
