@@ -40,6 +40,9 @@ from blinkccl.trees.algorithms.tables import BUILT_IN, GPUS, NCCL, Cell, Measure
 from blinkccl.trees.forest.model import Forest
 from blinkccl.units import algbw_gb_per_s, size_text
 
+#: The most GPUs of one host: those of a DGX-2.
+HOST_GPUS = 16
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -107,6 +110,8 @@ def _library(
 ) -> ChoiceRow | str:
     if isinstance(nccl, str):
         return nccl
+    if len(request.ranks) > HOST_GPUS:
+        return f"{len(request.ranks)} GPUs are on several hosts, whose jobs it leaves to NCCL"
     try:
         planned = _planned(request)
     except BlinkError as error:

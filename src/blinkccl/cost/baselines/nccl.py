@@ -14,8 +14,8 @@ Two figures for NCCL stand beside every plan: :func:`nccl_today`, the time of 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from math import ceil
 
 from blinkccl.cost.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
@@ -76,15 +76,18 @@ class SlicedPlan(TimedPlan):
 
 @dataclass(frozen=True)
 class ByProtocol:
-    """An algorithm of NCCL 2.4: LL up to ``ll_bytes``, Simple above."""
+    """An algorithm of NCCL 2.4: LL up to ``ll_bytes``, Simple above; ``known`` are its estimates by size."""
 
     simple: TimedPlan
     ll: TimedPlan | None = None
     ll_bytes: int = 0
+    known: dict[int, Estimate] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, size_bytes: int) -> Estimate:
-        plan = self.simple if self.ll is None or size_bytes > self.ll_bytes else self.ll
-        return plan.at(size_bytes)
+        if size_bytes not in self.known:
+            plan = self.simple if self.ll is None or size_bytes > self.ll_bytes else self.ll
+            self.known[size_bytes] = plan.at(size_bytes)
+        return self.known[size_bytes]
 
 
 @dataclass(frozen=True)
@@ -102,14 +105,15 @@ class Alternatives:
     def at(self, size_bytes: int) -> Estimate:
         """The estimate of the plan for this size; ``detail`` names the plan."""
         names = list(self.algorithms) if self.choose is None else [self.choose(size_bytes)]
-        return min((self.algorithms[name].at(size_bytes) for name in names), key=lambda estimate: estimate.seconds)
+        best = min((self.algorithms[name].at(size_bytes) for name in names), key=lambda estimate: estimate.seconds)
+        return replace(best, name=self.name)
 
 
 def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
     """NCCL 2.4: rings inside a server, rings or double binary trees between servers."""
     alone = len(by_server(request.topology, request.ranks)) == 1 or request.collective.name != "allreduce"
     algorithms = ("ring",) if alone else ("ring", "double_binary_tree")
-    return Alternatives("nccl-2.4", {how: _nccl_24(how, request, conditions, "nccl-2.4") for how in algorithms})
+    return Alternatives("nccl-2.4", {how: _nccl_24(how, request, conditions) for how in algorithms})
 
 
 def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prepared:
@@ -117,12 +121,16 @@ def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prep
     name = "nccl-2.4-as-written"
     if request.collective.name != "allreduce":
         raise UnsupportedError(f"{name} differs from nccl-2.4 for allreduce only; use nccl-2.4")
-    plans = {how: _nccl_24(how, request, conditions, name) for how in ("ring", "double_binary_tree")}
+    plans = {how: _nccl_24(how, request, conditions) for how in ("ring", "double_binary_tree")}
     return Alternatives(name, plans, lambda size: "double_binary_tree" if size < AS_WRITTEN_BYTES else "ring")
 
 
-def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> ByProtocol:
-    """One algorithm in each protocol, with the calibrations and slices of NCCL instead of the job's."""
+@lru_cache(maxsize=8)
+def _nccl_24(algorithm: str, request: Request, conditions: Conditions) -> ByProtocol:
+    """One algorithm in each protocol, with the calibrations and slices of NCCL instead of the job's.
+
+    Both rows of NCCL 2.4 have the same rings, which take seconds on 72 GPUs.
+    """
     check_nvidia(request.topology, request.ranks)
     rings = algorithm == "ring"
     if rings:
@@ -132,11 +140,11 @@ def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str
         forest = ALGORITHMS[algorithm].plan(request)
     name_on_links = ("rings" if rings else "double binary trees") + f" over {_kinds(forest)}"
     settings = replace(conditions.settings, even_chunks=False)
-    base = planned(name, forest, replace(conditions, settings=settings))
+    base = planned("nccl-2.4", forest, replace(conditions, settings=settings))
 
     def sliced(calibration: Calibration, slice_bytes: int, protocol: str) -> SlicedPlan:
         own = replace(base.conditions, calibration=calibration)
-        return SlicedPlan(name, forest, base.program, own, f"{name_on_links}, {protocol}", slice_bytes)
+        return SlicedPlan(base.name, forest, base.program, own, f"{name_on_links}, {protocol}", slice_bytes)
 
     slice_bytes = NCCL_SLICE_BYTES * (STEPS_PER_SLICE.get(request.collective.name, 1) if rings else 1)
     named = NCCL_24_PROTOCOLS.get(machine_name(request.topology))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from blinkccl.codegen.channels import channel_loops, require_direct_stores
+from blinkccl.codegen.channels import MAX_ENDS, channel_loops, require_direct_stores
 from blinkccl.codegen.layout import Geometry
 from blinkccl.collectives.spec import Collective
 from blinkccl.cost.baselines.nccl_links import CountedLinks
@@ -144,11 +145,29 @@ def stores_bound_gb_per_s(request: Request) -> float | None:
     return None if direct.network == request.network else bound_gb_per_s(direct)
 
 
+def require_branches(forest: Forest) -> None:
+    """Refuse trees with more branches at a rank than generated code serves, before a long lowering."""
+    for number, share in enumerate(forest.shares):
+        children: Counter[tuple[bool, int]] = Counter()
+        for up, tree in ((True, share.reduce), (False, share.broadcast)):
+            children.update((up, path[-1] if up else path[0]) for path in (tree.edges if tree is not None else ()))
+        # A root sums and sends in one step; any other rank has one end at its parent beside its children.
+        ends = {at: 1 + count for (_, at), count in children.items() if at != share.root}
+        ends[share.root] = children[True, share.root] + children[False, share.root]
+        rank = max(ends, key=lambda at: ends[at])
+        if ends[rank] > MAX_ENDS:
+            raise UnsupportedError(
+                f"share {number}: GPU {rank} has {ends[rank]} connections in a step: generated code serves {MAX_ENDS}; "
+                "--algo optimal has trees within that"
+            )
+
+
 def compiled(name: str, forest: Forest, blocks: int, counted: CountedLinks) -> CandidateProgram:
     """The program of a forest on a machine's links, dealt to at most ``blocks`` blocks per rank.
 
     UnsupportedError if stores cannot follow its paths or GPU code cannot run it.
     """
+    require_branches(forest)
     program = dealt(lower(forest, slots=SLOTS), blocks)
     require_direct_stores(program, forest.topology)
     verify(program, forest.topology)

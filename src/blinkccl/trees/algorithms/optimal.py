@@ -47,7 +47,7 @@ from blinkccl.trees.algorithms.refine import (
     shortened,
 )
 from blinkccl.trees.algorithms.request import Request
-from blinkccl.trees.algorithms.stars import one_hop
+from blinkccl.trees.algorithms.stars import nested_stars, one_hop
 from blinkccl.trees.forest.model import Forest
 from blinkccl.trees.packing import equal_trees
 from blinkccl.trees.packing.bottleneck import gather_rate
@@ -59,6 +59,8 @@ from blinkccl.trees.packing.network import FlowNetwork, hops_along
 FLOWS = ("gather", "scatter", "alltoall", "sendrecv")
 #: Collectives for which a star at every rank has an equal share.
 STARS = ("allreduce", "allgather", "reduce_scatter")
+#: Ends of a rank in one step that generated code serves (``MAX_ENDS`` of :mod:`blinkccl.codegen.channels`).
+MOST_BRANCHES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def plan(request: Request) -> Forest:
 def _stars(job: PlanningJob) -> Forest | None:
     """A star at every rank if it reaches the bound, as no plan is shallower or better balanced; else None.
 
-    It does so for two ranks, and for a group in which all pairs have equal links, directly or through a switch.
+    It does so for two ranks, and for a group in which all pairs have equal links, directly or through a switch. Where a
+    star has more branches than generated code serves, stars of stars take its place if they reach the bound too.
     """
     request = job.request
     servers = {request.topology.vertex[rank].server for rank in request.ranks}
@@ -117,7 +120,11 @@ def _stars(job: PlanningJob) -> Forest | None:
     except UnsupportedError:
         return None
     proof = certificate_for(request.collective, request.ranks, request.network)
-    return replace(stars, algorithm="optimal", certificate=proof) if stars.rate == proof.bound else None
+    if stars.rate != proof.bound:
+        return None
+    branches = (len(request.ranks) - 1) * (1 + (job.collective == "allreduce"))
+    nested = nested_stars(request, MOST_BRANCHES) if branches > MOST_BRANCHES else stars
+    return replace(nested if nested.rate == proof.bound else stars, algorithm="optimal", certificate=proof)
 
 
 def _trees_or_flows(job: PlanningJob) -> Forest:

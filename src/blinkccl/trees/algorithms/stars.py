@@ -60,6 +60,56 @@ def one_hop(request: Request) -> Forest:
     return _stars(request, "one_hop")
 
 
+def nested_stars(request: Request, most_ends: int) -> Forest:
+    """Trees of an all-to-all collective in which no rank has more than ``most_ends`` ends at once: stars of stars.
+
+    Each rank is the root of 1/N of the data. The ranks after it are numbered 1 … N − 1, in digits of some radix, and a
+    rank's parent has the number without the last digit that is not 0. The trees of all roots are one tree, rotated, so
+    each rank sends and receives as much as with :func:`one_hop`, and through a switch the rate is the same. The depth
+    is the number of digits. UnsupportedError if two ranks are not one hop apart.
+    """
+    network, ranks = request.network, request.ranks
+    paths = transit_paths(network, ranks)
+    require_adjacent(paths, network, ranks, "nested stars")
+    both = request.collective.reduces and len(next(iter(request.collective.items())).destinations) > 1
+    parents = _parents(len(ranks), most_ends // (1 + both))
+    shares: list[Share] = []
+    for item in request.collective.items():
+        block = to_ids(item.block, ranks)
+        inward, outward = len(item.contributions) > 1, len(item.destinations) > 1
+        own = item.destinations if inward else item.contributions
+        roots = range(len(ranks)) if inward and outward else [own[0][0]]
+        for at in roots:
+            turned = [ranks[(at + offset) % len(ranks)] for offset in range(len(ranks))]
+            edges = [(turned[offset], turned[parent]) for offset, parent in enumerate(parents) if offset]
+            up = Tree(turned[0], tuple(paths[child, parent] for child, parent in edges)) if inward else None
+            down = Tree(turned[0], tuple(paths[parent, child] for child, parent in edges)) if outward else None
+            shares.append(Share(item.weight / len(roots), len(shares), block, turned[0], up, down))
+    return forest_on(request, "nested stars", network, shares)
+
+
+def _parents(count: int, most_children: int) -> list[int]:
+    """The parent of each number below ``count`` (0 for the root), in the fewest digits with few enough children.
+
+    With two numbers to a digit no rank has fewer, so that is the end.
+    """
+    digits = 1
+    while _radix(count, digits) > 2 and digits * (_radix(count, digits) - 1) > most_children:
+        digits += 1
+    radix, parents = _radix(count, digits), [0]
+    for number in range(1, count):
+        place = 1
+        while number // place % radix == 0:
+            place *= radix
+        parents.append(number - number // place % radix * place)
+    return parents
+
+
+def _radix(count: int, digits: int) -> int:
+    """The smallest radix in which ``digits`` digits number ``count`` ranks."""
+    return next(radix for radix in range(2, count + 2) if radix**digits >= count)
+
+
 def flat(request: Request) -> Forest:
     """The forest of N shares of 1/N: a star up to each rank and the same star down.
 

@@ -1,11 +1,22 @@
 """One-hop trees (Blink §3.5), one-shot and flat AllReduce: stars, their rates, and refusals."""
 
+from collections import Counter
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.codegen.channels import MAX_ENDS
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.cost.choice.programs import require_branches
 from blinkccl.errors import UnsupportedError
+from blinkccl.proof.check import check_plan
+from blinkccl.topology.spec import parse_spec
+from blinkccl.trees.algorithms.optimal import plan as optimal
+from blinkccl.trees.algorithms.request import Request
+from blinkccl.trees.algorithms.stars import _parents
+from blinkccl.trees.forest.document import to_document
 from support.planned import plan
 
 
@@ -78,3 +89,30 @@ def test_flat_stays_inside_one_server() -> None:
         plan("flat", "2x cedar @ 100Gbps", None, "allreduce")
     assert plan("flat", "2x cedar @ 100Gbps", "4,5,6,7", "allreduce").rate == 2
     assert plan("one_hop", "2x cedar @ 100Gbps", None, "allreduce").depth == 1
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter"])
+@pytest.mark.parametrize("count", [18, 33, 50, 71, 72])
+def test_optimal_plans_on_a_large_switch_have_no_more_ends_than_generated_code_serves(
+    collective: str, count: int
+) -> None:
+    """The trees of all ranks are one tree, rotated, so they carry as much as stars: the rate is still the bound."""
+    topology = parse_spec("gb200-nvl72")
+    forest = optimal(Request(topology, Collective(collective, count), topology.ranks[:count]))
+    assert forest.optimal
+    assert forest.depth == (1 if (count - 1) * (1 + (collective == "allreduce")) <= MAX_ENDS else 2)
+    require_branches(forest)
+    assert check_plan(to_document(forest)).violations == []
+
+
+def test_few_gpus_keep_their_stars() -> None:
+    topology = parse_spec("dgx-2")
+    forest = optimal(Request(topology, Collective("allreduce", 16), topology.ranks))
+    assert (forest.optimal, forest.depth) == (True, 1)
+
+
+@given(count=st.integers(2, 300), most=st.integers(2, 40))
+def test_numbers_of_few_digits_have_few_children(count: int, most: int) -> None:
+    parents = _parents(count, most)
+    assert all(parent < number for number, parent in enumerate(parents) if number)
+    assert max(Counter(parents[1:]).values()) <= max(most, (count - 1).bit_length())
