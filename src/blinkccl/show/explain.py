@@ -26,13 +26,14 @@ from blinkccl.cost.simulate.timeline import Summary, summarise
 from blinkccl.errors import BlinkError, UsageError
 from blinkccl.nccl.choices import BEYOND, PREDICTED_MARGIN, ChoiceRow, Terms, rows_of
 from blinkccl.nccl.nccl_predictor import NcclPredictor
-from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates
+from blinkccl.nccl.programs import DEFAULT, CandidatePrograms, candidates, without_memories
 from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.runtime.host_table import Crossing, label, machine, path_of_host, table_for
 from blinkccl.show.beside import choice_document, in_switch, in_switch_sentence
 from blinkccl.show.plan_text import assumed_lines, certificate_lines
 from blinkccl.show.sim_text import decided_document, not_here_text, summary_text
 from blinkccl.show.text import gb_per_s_text, ids, rate_text, seconds_text
+from blinkccl.topology.select import joining_links
 from blinkccl.topology.stated import assumed
 from blinkccl.trees.algorithms.bounds import bound_gb_per_s
 from blinkccl.trees.algorithms.request import Request
@@ -146,7 +147,7 @@ def explain_text(explanation: Explanation, why: bool = False) -> str:
         explanation.code.about(explanation.conditions),
         *assumed_lines(request.network),
         "",
-        f"here    {_library_text(explanation.library)}",
+        f"here    {_library_text(explanation.library, _library_links(explanation))}",
         *_fastest_lines(explanation.choice),
         *_measured_lines(explanation),
         f"nccl    {_nccl_text(explanation.nccl, explanation)}",
@@ -170,10 +171,22 @@ def _whole_bound_text(request: Request) -> str:
     return f"{bound} on --links {request.links}; for kernels, without links that lead only into a processor's memory, "
 
 
-def _library_text(row: ChoiceRow | str) -> str:
-    """libblink.so's behaviour for the size."""
+def _library_links(explanation: Explanation) -> str:
+    """The links on which libblink.so plans the call, if these are not the request's: it uses one kind alone; else ""."""
+    request = explanation.request
+    if isinstance(explanation.library, str):
+        return ""
+    place = without_memories(JobPlacement(request.topology, request.ranks))
+    links = joining_links(place.topology, place.ranks)[0]
+    return "" if links == request.links else links
+
+
+def _library_text(row: ChoiceRow | str, links: str) -> str:
+    """libblink.so's behaviour for the size; ``links`` are its links, if the request has others."""
     if isinstance(row, str):
         return f"libblink.so is not used for this call: {row}"
+    if links:
+        return f"libblink.so plans on --links {links} alone: {_library_text(row, '').removeprefix('libblink.so ')}"
     if row.candidate is None:
         known = "predicted" if row.margin == PREDICTED_MARGIN else "measured"
         return (
@@ -242,7 +255,7 @@ def explain_document(explanation: Explanation) -> dict[str, Any]:
         "ranks": list(request.ranks),
         "size_bytes": explanation.size_bytes,
         "code": explanation.code.name,
-        "libblink": _row_document(explanation.library),
+        "libblink": _row_document(explanation.library, _library_links(explanation) or request.links),
         "choice": choice_document(explanation.choice),
         "measured_by": explanation.measured.by
         if explanation.measured is not None and explanation.choice.measured is not None
@@ -262,10 +275,11 @@ def explain_document(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _row_document(row: ChoiceRow | str) -> dict[str, Any]:
+def _row_document(row: ChoiceRow | str, links: str) -> dict[str, Any]:
     if isinstance(row, str):
         return {"why_not": row}
     return {
+        "links": links,
         "taken": row.candidate is not None,
         "algorithm": row.candidate.algorithm if row.candidate is not None else None,
         "protocol": row.protocol if row.candidate is not None else None,

@@ -171,3 +171,11 @@ def test_a_stated_rate_in_place_of_the_files_is_noted(blink, tmp_path):
     desk.write_text(DESK)
     shown = " ".join(blink("topo", f"2x {desk} @ 200Gbps").out.split())
     assert "each NIC has 25 GB/s as stated, in place of the file's rate: eth1 3 GB/s" in shown
+
+
+def test_explain_names_the_links_of_the_library_where_they_are_others(blink):
+    # With all links trees on NVLink and PCIe are 1.5 times as fast as NCCL; libblink.so plans on PCIe alone there.
+    job = ("explain", "allreduce", "--topo", "pcie-4gpu-nvlink-pairs", "-s", "64M", "--links", "all")
+    assert document(blink, *job)["libblink"]["links"] == "pcie"
+    printed = " ".join(blink(*job).out.split())
+    assert "here libblink.so plans on --links pcie alone: leaves it to NCCL" in printed
