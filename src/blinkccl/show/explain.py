@@ -172,7 +172,7 @@ def _whole_bound_text(request: Request) -> str:
 
 
 def _library_links(explanation: Explanation) -> str:
-    """The links on which libblink.so plans the call, if these are not the request's: it uses one kind alone; else ""."""
+    """The links on which libblink.so plans, if not the request's, as it uses one kind alone; else ""."""
     request = explanation.request
     if isinstance(explanation.library, str):
         return ""
