@@ -179,3 +179,13 @@ def test_explain_names_the_links_of_the_library_where_they_are_others(blink):
     assert document(blink, *job)["libblink"]["links"] == "pcie"
     printed = " ".join(blink(*job).out.split())
     assert "here libblink.so plans on --links pcie alone: leaves it to NCCL" in printed
+
+
+def test_eight_mi300x_read_from_a_dump_are_predicted_as_measured(blink):
+    # rccl-tests on eight MI300X: 322 GB/s of busbw (a public thread). The file gives xGMI no rate. AMD says that copies
+    # reach 48 of 64 GB/s, and nobody says what switching peer access off costs there.
+    spec = f"{FIXTURES / 'mi300x.amd-smi.txt'} @ xgmi=64GB/s"
+    table = document(blink, "sim", "allreduce", "--topo", spec, "-s", "1G")
+    fastest = max(row["busbw_gb_per_s"] for row in algorithms(table).values())
+    assert fastest == pytest.approx(322, rel=0.05)
+    assert "peer access" in table["absent"]["hybrid"]

@@ -97,7 +97,11 @@ class HybridJob:
 
 
 def prepare_hybrid(request: Request, conditions: Conditions) -> HybridJob:
-    """The trees of both classes."""
+    """The trees of both classes; UnsupportedError on AMD's GPUs, whose cost of the switch between them is unknown."""
+    if any(link.kind == "xgmi" for link in request.network.links):
+        raise UnsupportedError(
+            "hybrid disables peer access between its two phases, whose time is published for NVIDIA's GPUs alone"
+        )
     t_dpa_s = conditions.calibration.engine.peer_access_us.value * 1e-6 * len(request.ranks)
     nvlink = planned(HYBRID, class_plan(request, "fast"), conditions)
     pcie = planned(HYBRID, class_plan(request, "pcie"), conditions)
