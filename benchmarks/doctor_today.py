@@ -71,6 +71,7 @@ SERVERS = (
     Server("gb300-tray", "NVIDIA GB300", 4),
     Server("gb200-nvl72", "NVIDIA GB200", 72, 18),
     Server("mi300x", "AMD Instinct MI300X", 8),
+    Server("mi300x", "AMD Instinct MI300X", 4),
     Server("mi325x", "AMD Instinct MI325X", 8),
     Server("mi355x", "AMD Instinct MI355X", 8),
     Server("l40s-8", "NVIDIA L40S", 8),
@@ -146,7 +147,8 @@ def _lines(server: Server, halved: str) -> Iterator[str]:
     model = gpu_model(server.gpu)
     assert model is not None
     pcie = {3: 12, 4: 24, 5: 48}[model.pcie] / (2 if halved == "PCIe of all GPUs" else 1)
-    fast = counted_gb_per_s(server.topology) / (2 if halved == "NVLink or xGMI of all GPUs" else 1)
+    fast = 0.0 if not server.fast else counted_gb_per_s(server.topology, server.ranks)
+    fast /= 2 if halved == "NVLink or xGMI of all GPUs" else 1
     each = min(8, server.ranks // server.hosts)
     yield from _info(f"=== System : maxBw {fast:.1f} totalBw {fast:.1f} ===", "CPU/0 (1/1/6)")
     for gpu in range(each):

@@ -200,6 +200,16 @@ CASES = {
         [_row(300, 4, gpu="NVIDIA H100 80GB HBM3"), ChannelCounts(HERE, 16, 0)], ""),
     "no NVLS among four on a switch": (
         [_row(300, 4, gpu="NVIDIA H100 80GB HBM3"), ChannelCounts(HERE, 16, 0), *_nvl(4, 370.8)], "no-nvls"),
+    "two of four A100s on direct links": (
+        [_row(80, 2, gpu="NVIDIA A100-SXM4-40GB"), RingGraph(HERE, 4, 4, 20, "NVL", 2),
+         *(SystemLink(HERE, "NVL", 80, f"GPU/{1 - g}", f"GPU/{g}", 0) for g in (0, 1))], ""),
+    "three xGMI links of four MI300X": (
+        [_row(135, 4, gpu="AMD Instinct MI300X"),
+         *(SystemLink(HERE, "XGMI", 48, f"GPU/{b}", f"GPU/{a}", 0) for a in range(4) for b in range(4) if a != b)], ""),
+    "two of them": (
+        [_row(135, 4, gpu="AMD Instinct MI300X"),
+         *(SystemLink(HERE, "XGMI", 48, f"GPU/{a ^ b}", f"GPU/{a}", 0) for a in range(4) for b in (1, 2))],
+        "nvlink-down"),
     "no NVLS between two": ([_row(700, 2, gpu=B200), ChannelCounts(HERE, 16, 0)], ""),
     "no NVLS where no switch reduces": ([_row(230, gpu="NVIDIA A100-SXM4-80GB"), ChannelCounts(HERE, 24, 0)], ""),
     "half of the NVLinks": ([_row(700, gpu=B200), *_nvl(8, 360.9)], "nvlink-down"),

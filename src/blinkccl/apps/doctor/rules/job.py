@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blinkccl.apps.doctor.evidence import THIS_MACHINE, Case, MachineRead, MeasuredCall, NcclVersion, RingGraph
+from blinkccl.apps.doctor.evidence import (
+    THIS_MACHINE,
+    Case,
+    MachineRead,
+    MeasuredCall,
+    NcclVersion,
+    RingGraph,
+    SystemLink,
+)
 from blinkccl.apps.doctor.rules.servers import alike, gpu_name, server_of, with_names
 from blinkccl.collectives.spec import Collective
 from blinkccl.cost.baselines.nccl_links import VERSION
@@ -253,6 +261,9 @@ def machine_of(case: Case, row: MeasuredCall) -> MachineRead | None:
     if read:
         return with_names(read[-1], row.gpu or gpu_name(case))
     server = server_of(row.place, row.gpu, row.ranks, row.hosts)
+    direct = any(link.kind == "NVL" and link.node.startswith("GPU/") for link in case.of(SystemLink))
+    if server is not None and server.switched and direct:  # NCCL's tree shows another server
+        return None
     if server is not None:
         case.notes.append(f"{row.place.source}: {server.inferred}")
     return server

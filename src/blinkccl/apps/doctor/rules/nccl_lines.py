@@ -116,9 +116,7 @@ def no_nvls(case: Case) -> Iterator[Finding]:
         return
     model = model_of(case)
     able = server is not None and any(vertex.combines for vertex in server.topology.vertices)
-    # Fewer GPUs than the server that their name implies may be on direct links instead, unless the tree has the switch.
-    whole = server is None or not server.inferred or " a part of " not in server.inferred
-    able = able and (whole or any(link.node.startswith("NVS/") for link in case.of(SystemLink)))
+    able = able and server is not None and _placed(case, server)
     ranks = max((row.ranks // row.hosts for row in case.of(MeasuredCall)), default=_LEAST_NVLS)
     if not able or ranks < _LEAST_NVLS or (model is not None and (model.sm or 0) < COMBINING_SM):
         return
@@ -133,37 +131,52 @@ def no_nvls(case: Case) -> Iterator[Finding]:
         """).at(counts, server)
 
 
+def _placed(case: Case, server: MachineRead) -> bool:
+    """False if the GPUs may be on direct links instead of the switch of the larger server that their name implies."""
+    part = " a part of " in server.inferred
+    switched = any(vertex.kind == "switch" and vertex.name == "NVSwitch" for vertex in server.topology.vertices)
+    return not part or not switched or any(link.node.startswith("NVS/") for link in case.of(SystemLink))
+
+
 def narrow_links(case: Case) -> Iterator[Finding]:
-    """NVLinks of the tree that are fewer, or slower, than those of the server."""
+    """NVLinks or xGMI links of the tree that are fewer, or slower, than those of the server."""
     server = _server(case)
     links = [link for link in case.of(SystemLink) if link.kind in ("NVL", "XGMI") and link.above.startswith("GPU/")]
-    if server is None or not links or not alike(server.topology):
+    if server is None or not links or not alike(server.topology) or not _placed(case, server):
         return
     total: dict[str, float] = {}
     for link in links:
         total[link.above] = total.get(link.above, 0.0) + link.gb_per_s
-    expected = counted_gb_per_s(server.topology)
+    shown = {link.node for link in case.of(SystemLink) if link.node.startswith("GPU/")}
+    expected = counted_gb_per_s(server.topology, len(shown | set(total)))
     low = {gpu: rate for gpu, rate in total.items() if rate < _LESS * expected}
     if not low:
         return
     worst = min(low, key=lambda gpu: low[gpu])
+    amd = any(x.kind == "xgmi" for x in server.topology.links)
+    kind, attempt = ("xGMI", "amd-smi xgmi") if amd else ("NVLink", "nvidia-smi nvlink -s, then nvidia-smi nvlink -e")
     yield finding(f"""
-        warning: NCCL counts {gb_per_s_text(low[worst])} of NVLink for {count(len(low), "GPU")}  [nvlink-down]
+        warning: NCCL counts {gb_per_s_text(low[worst])} of {kind} for {count(len(low), "GPU")}  [nvlink-down]
         bound   {gb_per_s_text(expected)}, as NCCL counts the links of {server.topology.name}
         got     {gb_per_s_text(low[worst])} at {worst}
         cause   links are down, or run at the rate of an older generation; a ring slows down every GPU
-        try     nvidia-smi nvlink -s, then nvidia-smi nvlink -e for errors; reset the GPU, or reseat the module
+        try     {attempt} for errors; reset the GPU, or reseat the module
         """).at([link for link in links if link.above in low][:3], server)
 
 
-def counted_gb_per_s(topology: Topology) -> float:
-    """GB/s of a GPU's NVLinks in NCCL's constants, or of its xGMI links in RCCL's; the first GPU's."""
+def counted_gb_per_s(topology: Topology, gpus: int) -> float:
+    """GB/s of the NVLinks of one of ``gpus`` GPUs in NCCL's constants, or of its xGMI links in RCCL's.
+
+    In a mesh only links to GPUs of the job count.
+    """
     first = topology.ranks[0]
-    rate = sum(x.gb_per_s for x in topology.links if x.src == first and x.kind in FAST_KINDS)
-    if any(x.kind == "xgmi" for x in topology.links):
+    links = [x for x in topology.links if x.src == first and x.kind in FAST_KINDS]
+    peers = len(topology.ranks) - 1 if topology.is_transit(links[0].dst) else min(gpus, len(topology.ranks)) - 1
+    rate = sum(x.gb_per_s for x in links) * peers / (len(topology.ranks) - 1)
+    if links[0].kind == "xgmi":
         return rate * _RCCL_COUNTS
     arch = arch_named(guess_arch(topology))
-    return float(rate * arch.lane_gb_per_s / arch.nominal_gb_per_s)
+    return float(rate * float(arch.lane_gb_per_s / arch.nominal_gb_per_s))
 
 
 def slow_pcie(case: Case) -> Iterator[Finding]:

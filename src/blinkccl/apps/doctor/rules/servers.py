@@ -34,12 +34,19 @@ def server_of(place: Location, gpu: str, ranks: int, hosts: int = 1) -> MachineR
     ``inferred`` has the reason. None for unknown names, and for other numbers.
     """
     for pattern, count, name in _SERVERS:
-        if hosts == 1 and re.search(pattern, gpu) and (ranks == count or (1 < ranks < count and alike(machine(name)))):
+        if hosts == 1 and re.search(pattern, gpu) and (ranks == count or (1 < ranks < count and _in_parts(name))):
             return _inferred(place, gpu, ranks, name)
     for pattern, each, most, name in _RACKS:
         if hosts > 1 and re.search(pattern, gpu) and 1 < ranks <= min(most, each * hosts):
             return _inferred(place, gpu, ranks, name)
     return None
+
+
+def _in_parts(name: str) -> bool:
+    """True if some GPUs of this name are most likely a part of the server; four A100s are also sold on direct links."""
+    topology = machine(name)
+    mesh = not any(topology.is_transit(x.dst) for x in topology.links if x.kind in FAST_KINDS)
+    return alike(topology) and (mesh or any(vertex.combines for vertex in topology.vertices))
 
 
 def _inferred(place: Location, gpu: str, ranks: int, name: str) -> MachineRead:
