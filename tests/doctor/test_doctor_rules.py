@@ -370,3 +370,11 @@ def test_cards_of_one_socket_matter_only_between_hosts():
     far_on = [{f.cause for f in diagnose(Case(pieces=[*_nics("a", "b"), *_numa(), *rows])).wrong}
                 for rows in ([], [_row(5, 4)], [_row(5, 8, hosts=2)])]  # fmt: skip
     assert far_on == [{"nic-far"}, set(), {"nic-far"}]
+
+
+@pytest.mark.parametrize("rows", [[], [_row(480)]], ids=["modelled", "measured"])
+def test_more_than_the_bound_of_trees_is_explained_by_the_switch(rows):
+    bound = next(f for f in diagnose(Case(pieces=[H100, *rows])).findings if f.cause == "bound")
+    assert "in-network reduction in the NVSwitch (NVLS) can exceed it" in bound.why
+    less = next(f for f in diagnose(Case(pieces=[H100, _row(400)])).findings if f.cause == "bound")
+    assert "NVLS" not in less.why

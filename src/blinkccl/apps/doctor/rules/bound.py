@@ -72,12 +72,14 @@ def _little(job: MeasuredJob, expected: Expected, most: ProvedBound) -> Finding:
 
 def _bound(job: MeasuredJob, most: ProvedBound) -> Finding:
     why = f"from {'stated' if job.certain else 'assumed'} rates of links, of which programs reach about 80 %"
-    if job.measured is not None and job.measured.busbw_gb_per_s > most.busbw_gb_per_s:
+    row, modelled = job.measured, job.expected
+    rate = row.busbw_gb_per_s if row is not None else modelled.busbw_gb_per_s if modelled is not None else 0.0
+    if rate > most.busbw_gb_per_s:
         combined = in_switch_busbw(job.topology, job.ranks, job.collective)
         if combined is not None:
             why = "the bound holds for trees; in-network reduction in the NVSwitch (NVLS) can exceed it; with it the "
             why += f"links allow {gb_per_s_text(combined)} of busbw"
-        elif not job.certain:
+        elif row is not None and not job.certain:
             why = "the measurement shows that an assumed rate is too low, so the bound is higher"
     return finding(f"""
         note: the bound of {job.name}  [bound]
