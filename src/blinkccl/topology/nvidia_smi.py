@@ -35,6 +35,7 @@ _BY_LANES = {
     12: ("A100", "12 NVLinks: A100"),
     18: ("H100", "18 NVLinks: Hopper; Blackwell has 50 GB/s"),
 }
+GRACE_SMP_GB_PER_S = 6
 #: Most NVLinks of a GPU up to Blackwell; a matrix that needs more shows an NVSwitch.
 MAX_LANES_PER_GPU = 18
 NVLINK1_LANES_PER_GPU = 4
@@ -366,6 +367,8 @@ def _add_pcie(box: Assembly, matrix: Cells, stated: Stated) -> list[list[int]]:
     pcie = stated.rate(box, "pcie", "the PCIe link of a GPU", usual, why)
     groups = [gpus for host in hosts if (gpus := [device for device in host if device < matrix.gpu_count])]
     bus, processors = SMP_GB_PER_S[generation if stated.pcie is None else _of_rate(pcie)]
+    if any(matrix.gpu_numa) and generation == 5:
+        bus, processors = GRACE_SMP_GB_PER_S, "Grace, as NCCL counts it"
     smp = stated.rate(box, "smp", "the bus between processors", bus, processors) if len(groups) > 1 else Fraction(bus)
     pcie_tree.attach(box, hosts, pxb, pix, matrix.gpu_count, pcie, smp)
     if any("NODE" in row for row in matrix.cells):

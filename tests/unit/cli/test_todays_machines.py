@@ -189,3 +189,10 @@ def test_eight_mi300x_read_from_a_dump_are_predicted_as_measured(blink):
     fastest = max(row["busbw_gb_per_s"] for row in algorithms(table).values())
     assert fastest == pytest.approx(322, rel=0.05)
     assert "peer access" in table["absent"]["hybrid"]
+
+
+@pytest.mark.parametrize("pcie", ["gen3", "gen4", "gen5"])
+def test_rows_over_pcie_have_rates_of_one_kind(blink, pcie):
+    spec = f"{FIXTURES / 'two-l40s.nvidia-smi.txt'} @ pcie={pcie}"
+    rows = algorithms(document(blink, "sim", "allreduce", "--topo", spec, "-s", "4G"))
+    assert rows["nccl-2.4"]["busbw_gb_per_s"] == pytest.approx(rows["optimal"]["busbw_gb_per_s"], rel=0.05)

@@ -283,6 +283,12 @@ def calibration_for(topology: Topology) -> Calibration:
     return _of_alike_links(topology) or calibration(FALLBACK)
 
 
+def _for_kernels(known: Calibration, link: Link) -> bool:
+    """True if kernels have the calibration's rate of ``link`` too, since it limits them or is the nominal one."""
+    row = known.link_class(link)
+    return row.kernels or link.kind == "net" or row.gb_per_s.value == (row.nominal_gb_per_s or 1)
+
+
 def _of_alike_links(topology: Topology) -> Calibration | None:
     """A calibration with the rates of a machine whose GPUs have the same links; None for machines by rule or hand."""
     fast = [x for x in topology.links if x.kind in ("nvlink", "xgmi")]
@@ -290,7 +296,7 @@ def _of_alike_links(topology: Topology) -> Calibration | None:
         return None
     if not fast:
         pcie = calibration(PCIE)
-        return pcie if pcie.serves(topology) else None
+        return pcie if pcie.serves(topology) and all(_for_kernels(pcie, link) for link in topology.links) else None
     arch = guess_arch(topology)
     for known in map(calibration, calibration_names()):
         rows = tuple(row for row in known.link if row.kind == fast[0].kind and row.nominal_gb_per_s)
