@@ -18,6 +18,7 @@ from blinkccl.schedule.lower import lower
 from blinkccl.trees.forest.model import Forest, link_use
 from reproduction.claim import BY_CONSTRUCTION, FITTED, Context, Page, Value
 from reproduction.jobs import COPY_ENGINES, MB, SIZE_BYTES, Gpus, blink, connected_allocations, plan, topology_of
+from reproduction.laboratory import chunk_values
 from reproduction.traffic import CALIBRATION, measure, pattern
 
 PAGE = Page("A")
@@ -187,6 +188,7 @@ def _fig_12(context: Context) -> tuple[Value, ...]:
         Value("iterations until within 1 % of the best, median", 4, median(near), tolerance=0.25, basis=basis),
         Value("most such iterations", None, max(near), basis=basis),
         Value("iterations until the search stops, median", None, median(map(len, searches)), basis=basis),
+        *chunk_values(),
     )
 
 

@@ -1,7 +1,7 @@
 """Laboratory measurements on the allocations of Blink's evaluation: trees and rings on equally shaped links.
 
 ``benchmarks/lab_allocations.py`` writes ``laboratory.json``, except the results of ``blink lab`` for hybrid and for two
-servers. Rates are scaled to the machine's links, in GB/s.
+servers, and those of :mod:`reproduction.chunk_search`. Rates are scaled to the machine's links, in GB/s.
 """
 
 from __future__ import annotations
@@ -96,6 +96,28 @@ def hybrid_values() -> tuple[Value, ...]:
         )
         for one in measured("dgx-1v", "broadcast-with-pcie")
     )
+
+
+def chunk_values() -> tuple[Value, ...]:
+    """The search for a chunk beside fixed chunks, for a claim."""
+    values = []
+    for collective in ("broadcast", "allreduce"):
+        (one,) = measured("dgx-1v", f"{collective}-chunks")
+        fixed = [plan.gb_per_s for name, plan in one.by.items() if name not in ("search", "chosen")]
+        part = one.by["chosen"].gb_per_s / max(fixed)
+        near = next(i for i, rate in enumerate(one.by["search"].runs, start=1) if rate >= 0.99 * max(fixed))
+        basis = "reproduction.chunk_search: optimal plan of GPUs 0-3 in the laboratory, 16 MiB, from 4 KiB on"
+        whose = f"{collective}, measured in the laboratory"
+        values += [
+            Value(f"{whose}: iterations until within 1 % of the best fixed chunk", None, near, basis=basis),
+            Value(
+                f"{whose}: the chosen chunk's rate over that one's",
+                None,
+                part,
+                basis=basis,
+            ),
+        ]
+    return tuple(values)
 
 
 def two_servers_value() -> Value:

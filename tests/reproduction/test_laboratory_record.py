@@ -45,6 +45,14 @@ def test_pcie_beside_nvlink_and_two_servers() -> None:
     assert two_servers_value().computed > 0.9
 
 
+def test_the_search_for_a_chunk_ends_near_the_best_fixed_chunk() -> None:
+    for collective in COLLECTIVES:
+        (one,) = measured("dgx-1v", f"{collective}-chunks")
+        fixed = {name: plan.gb_per_s for name, plan in one.by.items() if name not in ("search", "chosen")}
+        assert list(fixed) == ["4K", "8K", "16K", "32K", "64K", "128K", "256K", "512K", "1M"]
+        assert one.by["chosen"].gb_per_s > 0.97 * max(fixed.values()) > 1.2 * fixed["1M"]
+
+
 def test_rates_are_medians_and_values_say_what_was_run() -> None:
     document = {
         "dgx-1v broadcast 0,1,2": {"lane_mbit_per_s": 9.0, "algbw_gb_per_s": {"optimal": [4, 1, 9, 2], "ring": [2, 1]}},
