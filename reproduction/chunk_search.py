@@ -27,7 +27,7 @@ FIRST_BYTES, MOST_BYTES = 4 << 10, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ChunkComparison:
     """``iterations`` of the search, then the chosen chunk and fixed ones in turns; each with its runs."""
 
     iterations: tuple[Measured, ...]
@@ -45,7 +45,7 @@ class Outcome:
         return sum(one.wrong for one in (*self.iterations, self.chosen, *self.fixed))
 
 
-def search(field: Field, lab: Laboratory, size_bytes: int, rounds: int) -> Outcome:
+def search(field: Field, lab: Laboratory, size_bytes: int, rounds: int) -> ChunkComparison:
     """Search with one plan, then compare its chunk with fixed ones."""
     (candidate,) = field.candidates
     number = candidate.open(lab)
@@ -65,10 +65,10 @@ def search(field: Field, lab: Laboratory, size_bytes: int, rounds: int) -> Outco
         state = state.observe(iterations[-1].gb_per_s)
     powers = [FIRST_BYTES << power for power in range((MOST_BYTES // FIRST_BYTES).bit_length())]
     chosen, *fixed = measured([state.chunk_bytes, *powers], rounds)
-    return Outcome(tuple(iterations), chosen, tuple(fixed))
+    return ChunkComparison(tuple(iterations), chosen, tuple(fixed))
 
 
-def entry(field: Field, outcome: Outcome) -> dict[str, object]:
+def entry(field: Field, outcome: ChunkComparison) -> dict[str, object]:
     """The plan's rate, then measured rates: of the iterations, and of the runs of each chunk."""
     rates = {"search": [one.gb_per_s for one in outcome.iterations]}
     for name, one in (("chosen", outcome.chosen), *((size_text(one.chunk_bytes), one) for one in outcome.fixed)):

@@ -110,12 +110,7 @@ def chunk_values() -> tuple[Value, ...]:
         whose = f"{collective}, measured in the laboratory"
         values += [
             Value(f"{whose}: iterations until within 1 % of the best fixed chunk", None, near, basis=basis),
-            Value(
-                f"{whose}: the chosen chunk's rate over that one's",
-                None,
-                part,
-                basis=basis,
-            ),
+            Value(f"{whose}: the chosen chunk's rate over that one's", None, part, basis=basis),
         ]
     return tuple(values)
 
