@@ -311,6 +311,8 @@ def counted_gb_per_s(one: CandidateProgram, arch: Arch) -> dict[tuple[int, int],
     If messages on a link differ, all get the average rate.
     """
     network, unit = one.network, exact_unit(one.network)
+    if not any(link.kind in PCIE_KINDS for link in network.links):
+        return {}
     bytes_of, taken = defaultdict[tuple[int, int], Fraction](Fraction), defaultdict[tuple[int, int], Fraction](Fraction)
     for queue, part in _parts(one.program).items():
         share = _share(one, queue)
