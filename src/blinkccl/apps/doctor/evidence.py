@@ -38,7 +38,7 @@ class Location(_Read, frozen=True):
         return f"{self.source}, line {self.line}" if self.line else self.source
 
 
-class Matrix(msgspec.Struct, frozen=True):
+class MatrixText(msgspec.Struct, frozen=True):
     """The lines of a matrix; unlike other texts it may have several."""
 
     text: str
@@ -59,7 +59,7 @@ class MachineRead(Evidence, frozen=True):
 
     topology: Topology
     inferred: str = ""
-    matrix: Matrix | None = None
+    matrix: MatrixText | None = None
     named: str = ""
 
     @property

@@ -19,7 +19,7 @@ from blinkccl.apps.doctor.evidence import (
     GpuName,
     Location,
     MachineRead,
-    Matrix,
+    MatrixText,
     NicPath,
     NvLinks,
     Processor,
@@ -70,7 +70,7 @@ def from_matrix(text: str, place: Location, notes: list[str]) -> Iterator[Eviden
     source = str(place)
     cells = nvidia_smi.read_cells(text, source)
     try:
-        yield msgspec.structs.replace(_machine(place, nvidia_smi.parse(text, source)), matrix=Matrix(text))
+        yield msgspec.structs.replace(_machine(place, nvidia_smi.parse(text, source)), matrix=MatrixText(text))
     except TopologyError as error:  # a machine with a fault may be one that Blink cannot plan on
         notes.append(str(error))
     yield from (GpuName(place, name) for name in cells.products)
