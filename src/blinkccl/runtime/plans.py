@@ -3,11 +3,11 @@
 For Blink one host is a switch: every rank reaches every other in one hop at the same rate (Blink, MLSys 2020, §3.5).
 :mod:`blinkccl.runtime.host_table` selects the Program for each size.
 
-The *plan cache* contains programs that this version has planned before: a file per request, in a directory. The file's
-name is a hash of everything that the answer depends on, its text the program's JSON. Its content is not trusted: a
-program is used only if it is for this collective and these ranks and is valid on this topology. Every reading checks
-that, which costs one to two times as much as reading the JSON. The cache is optional: without a directory that can be
-made, written or read, everything works without it.
+The *plan cache* contains programs that this version has planned before, with the same files: a file per request, in a
+directory. The file's name is a hash of everything that the answer depends on, its text the program's JSON. Its content
+is not trusted: a program is used only if it is for this collective and these ranks and is valid on this topology. Every
+reading checks that, which costs one to two times as much as reading the JSON. The cache is optional: without a
+directory that can be made, written or read, everything works without it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class PlanKey:
 
     @cached_property
     def digest(self) -> str:
-        """64 hexadecimal digits, equal in every process."""
+        """64 hexadecimal digits, equal in every process of an installation."""
         coll = self.collective
         canonical = [
             package_version(),
+            _planner(),
             SCHEMA_VERSION,
             topology_hash(self.topology),
             [coll.name, coll.world_size, coll.root, coll.src, coll.dst],
@@ -69,6 +70,14 @@ class PlanKey:
             sorted(self.options.items()),
         ]
         return sha256(json.dumps(canonical).encode()).hexdigest()
+
+
+@cache
+def _planner() -> list[tuple[str, int, int]]:
+    """Names, sizes and times of the planner's files: those of another commit with this version may plan otherwise."""
+    root = Path(__file__).parents[1]
+    files = sorted(file for room in ("trees", "schedule") for file in (root / room).rglob("*.py"))
+    return [(str(file.relative_to(root)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 class PlanCache:

@@ -12,6 +12,7 @@ import pytest
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.private_files import cache_directory
+from blinkccl.runtime import plans
 from blinkccl.runtime.plans import PlanCache, PlanKey
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -67,6 +68,11 @@ def test_a_key_is_all_that_the_answer_depends_on(monkeypatch: pytest.MonkeyPatch
     assert [replace(one).digest for one in keys] == digests
     assert key(a="1", b="2").digest == key(b="2", a="1").digest
     monkeypatch.setattr("blinkccl.runtime.plans.package_version", lambda: "another")
+    assert key().digest not in digests
+    monkeypatch.undo()
+    planner = plans._planner()
+    assert {"trees/algorithms/optimal.py", "schedule/lower.py"} <= {name for name, _, _ in planner}
+    monkeypatch.setattr(plans, "_planner", lambda: planner[1:])
     assert key().digest not in digests
 
 
