@@ -63,14 +63,14 @@ def _title(topology: Topology) -> str:
     return f"{topology.name}: {', '.join([*ranks, *transit])}{where}"
 
 
-def _matrix(cells: Matrix, paint: Paint, width: int | None) -> list[str]:
+def _matrix(cells: LinkMatrix, paint: Paint, width: int | None) -> list[str]:
     def look(row: int, cell: str) -> str:
         return _STYLES.get(cell.rstrip("0123456789"), "") if row else ""
 
     return columns(cells.header, cells.rows, range(len(cells.header)), width, look=look, paint=paint)
 
 
-def _legend(cells: Matrix, ranks: int) -> list[str]:
+def _legend(cells: LinkMatrix, ranks: int) -> list[str]:
     """Explanation of the cells that occur, and of the rows of a matrix of ``ranks``."""
     marks = {cell.rstrip("0123456789") for row in cells.rows for cell in row[1:]}
     meanings = [f"  {mark:<6} {meaning}" for mark, meaning in LEGEND if mark.rstrip("#") in marks]
@@ -145,7 +145,7 @@ _NEARNESS = {"nvlink": 0, "xgmi": 0, "c2c": 1, "shm": 1, "pcie": 2, "smp": 3, "n
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class LinkMatrix:
     """``header`` names the columns; each row begins with its GPU's name, then one cell per GPU."""
 
     header: tuple[str, ...]
@@ -163,7 +163,7 @@ class _Way:
     kind: str
 
 
-def matrix(topology: Topology) -> Matrix:
+def matrix(topology: Topology) -> LinkMatrix:
     """Cells of :data:`LEGEND` for every pair of ranks, and the server column if there are several. O(ranks × links).
 
     A cell names the nearest path between two ranks, directly or over switches, hosts and NICs, never over a third rank.
@@ -183,14 +183,14 @@ def matrix(topology: Topology) -> Matrix:
         cells = ["X" if other == rank else _cell(ways.get(other), lanes) for other in ranks]
         own = (str(topology.vertex[rank].server),) if len(servers) > 1 else ()
         rows.append((name, *cells, *own))
-    return Matrix(header, tuple(rows))
+    return LinkMatrix(header, tuple(rows))
 
 
 def _name(vertex: Vertex) -> str:
     return f"{vertex.kind.upper()}{vertex.id}"
 
 
-def alike(topology: Topology, whole: Matrix) -> Matrix:
+def alike(topology: Topology, whole: LinkMatrix) -> LinkMatrix:
     """``whole`` with one row and one column for all ranks with equal cells.
 
     The crossing of such a row and column has the cell between two of these ranks, so nothing is lost.
@@ -212,7 +212,7 @@ def alike(topology: Topology, whole: Matrix) -> Matrix:
         first, second = place[group[0]], place[group[-1]]
         cells = [cell[first][second if other is group else place[other[0]]] for other in groups]
         rows.append((name, *cells, *whole.rows[first][1 + len(ranks) :]))
-    return Matrix(("", *names, *whole.header[1 + len(ranks) :]), tuple(rows))
+    return LinkMatrix(("", *names, *whole.header[1 + len(ranks) :]), tuple(rows))
 
 
 def _are_alike(

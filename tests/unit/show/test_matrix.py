@@ -1,13 +1,13 @@
 """The matrix of a topology, in the form of nvidia-smi."""
 
-from blinkccl.show.topology_text import LEGEND, Matrix, matrix, topology_text
+from blinkccl.show.topology_text import LEGEND, LinkMatrix, matrix, topology_text
 from blinkccl.topology import nvidia_smi
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.probe import this_host
 from blinkccl.topology.spec import parse_spec
 
 
-def cell(shown: Matrix, row: int, column: int) -> str:
+def cell(shown: LinkMatrix, row: int, column: int) -> str:
     return shown.rows[row][column + 1]
 
 

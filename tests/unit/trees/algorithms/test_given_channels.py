@@ -155,10 +155,10 @@ def graph_file(patterns: dict[int, list[tuple[int, ...]]]) -> str:
 
 
 def four_processors() -> str:
-    """A virtual machine with a GPU of unknown PCIe speed below each of four AMD processors."""
+    """A virtual machine with a GPU on PCIe 3.0 ×16 below each of four AMD processors."""
     processors = [
         f'<cpu numaid="{x}" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1">'
-        f'<pci busid="000{x}:00:00.0" class="0x030200" link_speed="" link_width="0">'
+        f'<pci busid="000{x}:00:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16">'
         f'<gpu dev="{x}" sm="80" rank="{x}" gdr="1"/></pci></cpu>'
         for x in range(4)
     ]
