@@ -106,6 +106,38 @@ def test_what_a_log_does_not_say_is_inferred_from_its_numbers_and_said(tmp_path)
     assert any("busbw / algbw is that of allreduce" in note for note in case.notes)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "columns", "busbw", "collective"),
+    [
+        (2, "sum -1", 160.0, "allreduce"),
+        (8, "sum -1", 280.0, "allreduce"),
+        (8, "sum -1", 140.0, "reduce_scatter"),
+        (8, "sum 0", 160.0, "reduce"),
+        (8, "none 0", 160.0, "broadcast"),
+    ],
+)
+def test_a_missing_name_follows_from_operation_root_and_ratio(tmp_path, ranks, columns, busbw, collective):
+    case = _read(tmp_path, _nameless(ranks, columns, busbw))
+    assert [row.collective for row in case.of(MeasuredCall)] == [collective]
+
+
+def test_a_row_that_several_collectives_fit_is_not_judged(tmp_path):
+    """An AllGather and an AllToAll print the same columns."""
+    case = _read(tmp_path, _nameless(8, "none -1", 140.0))
+    assert not case.of(MeasuredCall)
+    diagnosis = diagnose(case)
+    (unjudged,) = diagnosis.not_judged
+    assert unjudged == "140 GB/s busbw on 8 × X, as the log does not name the collective; allgather and alltoall fit"
+    assert not diagnosis.healthy
+
+
+def _nameless(ranks, columns, busbw):
+    """A log without the line that names the collective."""
+    listed = "".join(f"#  Rank {r} Pid 1 on n device {r} [0x0] X\n" for r in range(ranks))
+    titles = "#  size  count  type  redop  root  time  algbw  busbw  #wrong\n"
+    return f"{listed}{titles}33554432 8388608 float {columns} 209.7 160.0 {busbw} 0\n"
+
+
 def test_ncclss_lines_of_many_versions(tmp_path):
     lines = """
     n:1:2 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to LOC

@@ -10,11 +10,20 @@ from typing import Any
 
 import msgspec
 
-from blinkccl.apps.doctor.evidence import Case, Host, MachineRead, MeasuredCall, RankReport, RingGraph, printable
+from blinkccl.apps.doctor.evidence import (
+    Case,
+    Host,
+    MachineRead,
+    MeasuredCall,
+    RankReport,
+    RingGraph,
+    UnnamedCall,
+    printable,
+)
 from blinkccl.apps.doctor.finding import SEVERITIES, Finding
 from blinkccl.apps.doctor.p2p import P2pVerdict, p2p_verdict
 from blinkccl.apps.doctor.rules import bound, cabling, hang, host, links, measured, nccl_lines, network, peers, settings
-from blinkccl.apps.doctor.rules.job import best_rows, jobs, stated
+from blinkccl.apps.doctor.rules.job import LEAST_BYTES, best_rows, jobs, stated
 from blinkccl.show.text import Paint, count, fit, gb_per_s_text
 
 FAMILIES = (hang, peers, links, nccl_lines, cabling, network, settings, host, measured, bound)
@@ -114,12 +123,26 @@ def _not_judged(case: Case) -> list[str]:
         if any(job.judgeable for job in mine) or stated(case, row.ranks, row.hosts) is not None:
             continue
         why = "rates of its links are assumed" if mine and mine[0].assumed else "no machine and no model of it is known"
-        what = f"{row.ranks} × {row.gpu}" if row.gpu else count(row.ranks, "rank")
-        unjudged.append(f"{gb_per_s_text(row.busbw_gb_per_s)} busbw of {row.collective} on {what}, as {why}")
+        unjudged.append(f"{gb_per_s_text(row.busbw_gb_per_s)} busbw of {row.collective} on {_ranks(row)}, as {why}")
+    for call in _best_unnamed(case):
+        fit = f"; {' and '.join(call.fits)} fit" if call.fits else ""
+        rate = gb_per_s_text(call.busbw_gb_per_s)
+        unjudged.append(f"{rate} busbw on {_ranks(call)}, as the log does not name the collective{fit}")
     described = {piece.place.source for piece in (*case.of(MachineRead), *case.of(RingGraph))}
     unread = [source for source, titles in case.read.items() if set(titles) & set(_MACHINES)]
     sources = [source for source in unread if source not in {one.partition(", line")[0] for one in described}]
     return [*dict.fromkeys(unjudged), *(f"the links in {source}, which were not understood" for source in sources)]
+
+
+def _best_unnamed(case: Case) -> list[UnnamedCall]:
+    """The best large row of each source, number of ranks and set of collectives that fit."""
+    rows = sorted(case.of(UnnamedCall), key=lambda row: row.busbw_gb_per_s)
+    large = [row for row in rows if row.size_bytes >= LEAST_BYTES]
+    return list({(row.place.source, row.ranks, row.fits): row for row in large}.values())
+
+
+def _ranks(row: MeasuredCall | UnnamedCall) -> str:
+    return f"{row.ranks} × {row.gpu}" if row.gpu else count(row.ranks, "rank")
 
 
 def _wanting(case: Case) -> list[str]:

@@ -232,6 +232,16 @@ class MeasuredCall(Evidence, frozen=True):
     limit_gb_per_s: float | None = None
 
 
+class UnnamedCall(Evidence, frozen=True):
+    """A measurement of a collective that the source does not name; ``fits``: those with its columns and bandwidths."""
+
+    ranks: int
+    size_bytes: int
+    busbw_gb_per_s: float
+    fits: tuple[str, ...] = ()
+    gpu: str = ""
+
+
 class Started(Evidence, frozen=True):
     """A benchmark that listed its ranks and printed no result."""
 

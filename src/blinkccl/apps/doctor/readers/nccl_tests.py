@@ -6,8 +6,8 @@ read by the titles above it. Without titles, a row is a size and a count, some w
 once or twice. Launchers put a tag before each line (``[1,0]<stdout>:``, ``0:``), which is removed. All other lines are
 ignored.
 
-A row whose numbers contradict each other is omitted with a note. If the log does not state the collective or the number
-of ranks, the ratio of the bandwidths gives it.
+A row whose numbers contradict each other is omitted with a note. If the log does not state the number of ranks, the
+ratio of the bandwidths gives it; a missing collective follows from the ratio and from the columns "redop" and "root".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from blinkccl.apps.doctor.evidence import Evidence, Location, MeasuredCall, Started
+from blinkccl.apps.doctor.evidence import Evidence, Location, MeasuredCall, Started, UnnamedCall
 from blinkccl.apps.doctor.readers import Listener
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError
@@ -36,6 +36,11 @@ _RANK = re.compile(
 _TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
 _DIGITS = re.compile(r"[0-9]+")
 _COMMA = re.compile(r"(\d+),(\d+)")
+#: Collectives by what nccl-tests prints under "redop" and "root": (an operation, a rank). sendrecv.cu prints "sum".
+_BY_COLUMNS = {
+    (True, False): ("allreduce", "reduce_scatter", "sendrecv"), (True, True): ("reduce",),
+    (False, False): ("allgather", "alltoall"), (False, True): ("broadcast", "gather", "scatter"),
+}  # fmt: skip
 #: Titles that follow the title of a time.
 _RATES = ("algbw", "busbw")
 _MAX_RANKS = 2**20
@@ -58,7 +63,8 @@ class BenchmarkRun:
 class BenchmarkRow:
     """One timing of the file; ``where`` is its line or field.
 
-    ``limit_gb_per_s``: the largest possible busbw according to the file.
+    ``limit_gb_per_s``: the largest possible busbw according to the file. ``columns``: the log gives an operation, and
+    a root; None if its columns have no titles.
     """
 
     where: str
@@ -69,6 +75,7 @@ class BenchmarkRow:
     busbw_gb_per_s: float | None
     wrong: float = 0.0
     limit_gb_per_s: float | None = None
+    columns: tuple[bool, bool] | None = None
 
     def checked(self, source: str) -> BenchmarkRow:
         """The row; TopologyError if it contradicts itself."""
@@ -137,8 +144,9 @@ class BenchmarkLog:
             raise at(self.source, number, f"a size of {shortened(words[0], 40)} bytes; expected less than 2^63")
         size_bytes = int(words[0])
         timings = self._by_titles(words, number) if self._titles else self._without_titles(words)
-        run = self._run()
-        rows = [BenchmarkRow(f"line {number}", run, size_bytes, *timing) for timing in timings if timing is not None]
+        run, where = self._run(), f"line {number}"
+        columns = self._columns(words) if self._titles else None
+        rows = [BenchmarkRow(where, run, size_bytes, *one, columns=columns) for one in timings if one is not None]
         checked = [row.checked(self.source) for row in rows] if size_bytes else []
         self.rows += len(checked)
         return checked
@@ -149,6 +157,11 @@ class BenchmarkLog:
         hosts = len({host for host, _, _ in listed}) or 1
         gpus = tuple(device for _, device, _ in listed)
         return BenchmarkRun(self.collective, len(listed), hosts, gpus, names.pop() if len(names) == 1 else "")
+
+    def _columns(self, words: Sequence[str]) -> tuple[bool, bool]:
+        """True for an operation and for a root in this row; old versions omit columns, and 1.0 writes "op"."""
+        by_title = dict(zip(self._titles, words, strict=False))
+        return by_title.get("redop", by_title.get("op", "none")) != "none", by_title.get("root", "-1") != "-1"
 
     def _by_titles(self, words: Sequence[str], number: int) -> list[tuple[float, float, float, float] | None]:
         """(seconds, algbw, busbw, wrong) out of place and in place; None for a missing measurement."""
@@ -309,31 +322,44 @@ class NcclTests(Listener):
         if len(self._log.ranks) == 1 != listed:
             self.first = place
         for row in rows:
-            collective, ranks = self._which(row)
-            if collective and ranks and row.busbw_gb_per_s is not None:
-                yield measured_call(row, place, collective, ranks)
-            else:
-                self._leave_out(f"{place}: the log names neither the collective nor the number of ranks")
+            yield from self._call(row, place)
 
     def end(self) -> Iterator[Evidence]:
         """The last run, if it printed no result."""
         if self._log is not None and self._log.ranks and not self._log.rows and self.first is not None:
             yield Started(self.first, len(self._log.ranks), next(iter(self._log.ranks.values()))[2])
 
-    def _which(self, row: BenchmarkRow) -> tuple[str, int]:
-        """The collective and its ranks; if the log states only one, the ratio of the bandwidths gives the other."""
-        collective, ranks, algbw, busbw = row.run.collective, row.run.ranks, row.algbw_gb_per_s, row.busbw_gb_per_s
-        if (collective and ranks) or not algbw or busbw is None or algbw < 1:
-            return collective, ranks
-        ratio = busbw / algbw
-        if ranks > 2 and abs(ratio - 2 * (ranks - 1) / ranks) < 0.02:
-            self._say("the log names no collective; busbw / algbw is that of allreduce")
-            return "allreduce", ranks
-        fits = [n for n in range(2, 1025) if collective and abs(float(bus_factor(collective, n)) - ratio) < 0.01]
-        if len(fits) == 1:
-            self._say(f"the log lists no ranks; busbw / algbw is that of {fits[0]} ranks")
-            return collective, fits[0]
-        return collective, ranks
+    def _call(self, row: BenchmarkRow, place: Location) -> Iterator[Evidence]:
+        """The row with its collective and ranks, as far as the log states or its bandwidths imply them."""
+        collective, ranks, busbw = row.run.collective, row.run.ranks, row.busbw_gb_per_s
+        ratio = busbw / row.algbw_gb_per_s if busbw is not None and row.algbw_gb_per_s else None
+        if busbw is None:
+            self._leave_out(f"{place}: no busbw")
+        elif collective and not ranks:
+            fits = [n for n in range(2, 1025) if ratio and abs(float(bus_factor(collective, n)) - ratio) < 0.01]
+            if len(fits) == 1 and (row.algbw_gb_per_s or 0) >= 1:
+                self._say(f"the log lists no ranks; busbw / algbw is that of {fits[0]} ranks")
+                yield measured_call(row, place, collective, fits[0])
+            else:
+                self._leave_out(f"{place}: the log lists no ranks of this {collective}")
+        elif collective:
+            yield measured_call(row, place, collective, ranks)
+        elif not ranks:
+            self._leave_out(f"{place}: the log names neither the collective nor the number of ranks")
+        else:
+            yield self._unnamed(row, place, ratio, busbw)
+
+    def _unnamed(self, row: BenchmarkRow, place: Location, ratio: float | None, busbw_gb_per_s: float) -> Evidence:
+        """The row as that of the only collective that fits, or else as one that cannot be judged."""
+        ranks = row.run.ranks
+        fits = _fitting(row.columns, ranks, ratio) if (row.algbw_gb_per_s or 0) >= 1 else []
+        if fits == ["allreduce", "sendrecv"]:  # on two ranks; each sends as much as in the other
+            self._say("the log names no collective; operation and busbw / algbw are those of allreduce, or of sendrecv")
+        elif len(fits) == 1:
+            self._say(f"the log names no collective; busbw / algbw is that of {fits[0]}")
+        else:
+            return UnnamedCall(place, ranks, row.size_bytes, busbw_gb_per_s, tuple(fits), row.run.model)
+        return measured_call(row, place, fits[0], ranks)
 
     def _say(self, what: str) -> None:
         note = f"nccl-tests: {what}"
@@ -344,6 +370,12 @@ class NcclTests(Listener):
         self.skipped += 1
         if self.skipped <= 3:
             self.notes.append(f"a row of numbers is skipped: {why}")
+
+
+def _fitting(columns: tuple[bool, bool] | None, ranks: int, ratio: float | None) -> list[str]:
+    """The collectives that have these columns and this busbw / algbw among ``ranks``."""
+    names = [name for key, group in _BY_COLUMNS.items() if columns in (None, key) for name in group]
+    return [name for name in names if ratio is None or abs(float(bus_factor(name, ranks)) - ratio) < 0.02]
 
 
 def measured_call(row: BenchmarkRow, place: Location, collective: str, ranks: int) -> MeasuredCall:
