@@ -90,6 +90,33 @@ def test_a_name_from_the_log_stands_in_the_suggested_command(blink, monkeypatch)
     assert "blink sim allreduce --topo 'topo.txt @ nvlink=50GB/s, pcie=gen5'" in out
 
 
+@pytest.mark.parametrize(
+    ("typed", "rates"),
+    [
+        (["run.log", "--topo", "topo.txt"], "nvlink=50GB/s, pcie=gen5"),
+        (["run.log", "topo.txt @ smp=22GB/s"], "smp=22GB/s, nvlink=50GB/s, pcie=gen5"),
+        (["run.log", "--topo", "topo.txt @ nvlink=50GB/s, pcie=gen4"], "nvlink=50GB/s, pcie=gen4"),
+    ],
+)
+def test_a_matrix_behind_topo_or_with_rates_has_the_log_s_names_too(blink, monkeypatch, typed, rates):
+    """With H100's NVLinks in place of B200's the half rate would pass."""
+    monkeypatch.chdir(CORPUS / "b200-half-matrix")
+    document = json.loads(blink("doctor", *typed, "--json").out)
+    assert [finding["cause"] for finding in document["findings"]] == ["measured-low", "bound"]
+    words = shlex.split(document["findings"][1]["try"].partition(" -b 4K")[0])
+    assert words[-1] == f"topo.txt @ {rates}"
+    assert blink(*words[1:], "-s", "4K").code == 0
+
+
+def test_a_file_with_rates_was_understood(blink, monkeypatch, tmp_path):
+    monkeypatch.chdir(CORPUS / "b200-half-matrix")
+    fast = Path("run.log").read_text().replace("B200", "H100 80GB HBM3")
+    (tmp_path / "run.log").write_text(fast)
+    document = json.loads(blink("doctor", tmp_path / "run.log", "topo.txt @ nvlink=25GB/s", "--json").out)
+    assert document["not_judged"] == []
+    assert document["healthy"]
+
+
 def test_what_cannot_be_judged_is_neither_a_problem_nor_health(blink):
     ended = blink("doctor", CORPUS / "l20-default/run.log")
     assert ended.code == 0

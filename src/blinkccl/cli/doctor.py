@@ -74,19 +74,26 @@ def _files(files: list[Path] | None, topo: str | None) -> Case:
 
     from blinkccl.apps.doctor.evidence import Location, MachineRead
     from blinkccl.apps.doctor.reading import read_files
+    from blinkccl.topology.spec import machine_named
 
+    named = [str(file) for file in files or ()]
+    if topo is not None and machine_named(topo) is None and Path(_file_of(topo)).is_file() and topo not in named:
+        named.append(topo)  # read like the others, for the GPUs' names and all else that it holds
     #: By file: its name with rates behind it ("node7.txt @ pcie=gen5").
-    rated = {name.partition(" @ ")[0]: name for name in map(str, files or ()) if " @ " in name}
+    rated = {_file_of(name): name for name in named if " @ " in name}
     with console.Progress("reading") as bar:
-        case = read_files([Path(str(file).partition(" @ ")[0]) for file in files or ()], bar)
+        case = read_files([Path(_file_of(name)) for name in named], bar)
     for number, piece in enumerate(case.pieces):
         if isinstance(piece, MachineRead) and piece.place.source in rated:
             spec = rated[piece.place.source]
-            topology = arguments.load(spec)[0]
-            case.pieces[number] = replace(piece, place=Location(spec), topology=topology, matrix=None)
-    if topo is not None:
+            case.pieces[number] = replace(piece, place=Location(spec), topology=arguments.load(spec)[0])
+    if topo is not None and all(machine.place.source != topo for machine in case.of(MachineRead)):
         case.pieces.append(MachineRead(Location(topo), arguments.load(topo)[0]))
     return case
+
+
+def _file_of(spec: str) -> str:
+    return spec.partition(" @ ")[0]
 
 
 def _here(ranks: int | None, measure: bool) -> Case:

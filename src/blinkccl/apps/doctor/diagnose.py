@@ -128,9 +128,10 @@ def _not_judged(case: Case) -> list[str]:
         fit = f"; {' and '.join(call.fits)} fit" if call.fits else ""
         rate = gb_per_s_text(call.busbw_gb_per_s)
         unjudged.append(f"{rate} busbw on {_ranks(call)}, as the log does not name the collective{fit}")
-    described = {piece.place.source for piece in (*case.of(MachineRead), *case.of(RingGraph))}
+    places = [piece.place.source for piece in (*case.of(MachineRead), *case.of(RingGraph))]
+    described = {place.partition(" @ ")[0].partition(", line")[0] for place in places}
     unread = [source for source, titles in case.read.items() if set(titles) & set(_MACHINES)]
-    sources = [source for source in unread if source not in {one.partition(", line")[0] for one in described}]
+    sources = [source for source in unread if source not in described]
     return [*dict.fromkeys(unjudged), *(f"the links in {source}, which were not understood" for source in sources)]
 
 

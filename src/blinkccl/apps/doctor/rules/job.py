@@ -108,17 +108,19 @@ class MeasuredJob:
         gpus = "" if self.whole else f" --gpus {ids_text(self.ranks)}"
         source = self.topology.name if self.machine.inferred else self.machine.place.source
         if self.machine.named:
-            source += f" @ {self._stated_by_name}"
+            file, _, rates = source.partition(" @ ")
+            by_name = [one for one in self._stated_by_name if f"{one.partition('=')[0]}=" not in rates]
+            source = f"{file} @ {', '.join([*([rates] if rates else []), *by_name])}"
         return ("" if source == THIS_MACHINE else f" --topo {shlex.quote(source)}") + gpus
 
     @property
-    def _stated_by_name(self) -> str:
+    def _stated_by_name(self) -> list[str]:
         """The rates that the GPUs' name gives a matrix, as a user states them."""
         model = gpu_model(self.machine.named)
         assert model is not None
         joined = any(x.kind == "nvlink" for x in self.topology.links)
         lane = [f"nvlink={float(model.lane_gb_per_s):g}GB/s"] if joined and model.lane_gb_per_s is not None else []
-        return ", ".join([*lane, f"pcie=gen{model.pcie}"])
+        return [*lane, f"pcie=gen{model.pcie}"]
 
     @property
     def bound(self) -> ProvedBound | None:

@@ -15,6 +15,7 @@ from blinkccl.topology import nvidia_smi
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.gpu_models import GpuModel, gpu_model
 from blinkccl.topology.model import FAST_KINDS, Topology
+from blinkccl.topology.stated import NOTHING, parse_stated
 
 #: (name of the GPUs, their number in a host, machine): the server that these GPUs fill.
 _SERVERS = (
@@ -81,7 +82,7 @@ def model_of(case: Case) -> GpuModel | None:
 
 
 def with_names(read: MachineRead, name: str) -> MachineRead:
-    """The machine of a matrix again, with the rates of GPUs of this name; other machines unchanged."""
+    """The machine of a matrix again, with the rates of GPUs of this name; other machines and stated rates unchanged."""
     if read.matrix is None or gpu_model(name) is None:
         return read
     topology = _named(read.matrix.text, name, read.place.source)
@@ -93,6 +94,7 @@ def with_names(read: MachineRead, name: str) -> MachineRead:
 @lru_cache(maxsize=64)
 def _named(matrix: str, name: str, source: str) -> Topology | None:
     try:
-        return nvidia_smi.parse(f"GPU 0: {name}\n{matrix}", source)
+        rates = source.partition(" @ ")[2]
+        return nvidia_smi.parse(f"GPU 0: {name}\n{matrix}", source, parse_stated(rates, source) if rates else NOTHING)
     except TopologyError:
         return None
