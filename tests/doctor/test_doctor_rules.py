@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from blinkccl.apps.doctor.diagnose import diagnose
@@ -34,6 +35,7 @@ from blinkccl.apps.doctor.rules.job import bound_of
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.probe import this_host
+from blinkccl.topology.spec import parse_spec
 
 HERE, THERE = Location("a.log", 1), Location("b.log", 1)
 DGX1, PCIE, H100 = (MachineRead(HERE, machine(name)) for name in ("dgx-1v", "pcie-8gpu", "hgx-h100"))
@@ -378,3 +380,31 @@ def test_more_than_the_bound_of_trees_is_explained_by_the_switch(rows):
     assert "in-network reduction in the NVSwitch (NVLS) can exceed it" in bound.why
     less = next(f for f in diagnose(Case(pieces=[H100, _row(400)])).findings if f.cause == "bound")
     assert "NVLS" not in less.why
+
+
+@pytest.mark.parametrize(("machines", "hosts", "judged"), [("2x hgx-h200", 2, False), ("hgx-h200", 1, True)])
+def test_a_rate_between_hosts_has_no_model_to_be_compared_with(machines, hosts, judged):
+    """NCCL's reduction in NVSwitches of several servers is not modelled, so half of the rate cannot be told."""
+    read = MachineRead(HERE, parse_spec(machines))
+    diagnosis = diagnose(Case([read, _row(400, ranks=8 * hosts, hosts=hosts)]))
+    assert (not diagnosis.not_judged) == judged
+    assert all("no model of NCCL between hosts" in one for one in diagnosis.not_judged)
+    assert diagnosis.healthy == judged
+
+
+def test_a_small_part_of_the_bound_is_a_problem_between_hosts_too():
+    read = MachineRead(HERE, parse_spec("2x hgx-h200"))
+    assert [one.cause for one in diagnose(Case([read, _row(50, ranks=16, hosts=2)])).findings if one.wrong] == [
+        "measured-low"
+    ]
+
+
+def test_a_part_of_the_bound_is_not_called_a_model():
+    """An AllToAll, which NCCL's model does not cover."""
+    low = [
+        one
+        for one in diagnose(Case([H100, msgspec.structs.replace(_row(50), collective="alltoall")])).findings
+        if one.wrong
+    ]
+    assert [one.cause for one in low] == ["measured-low"]
+    assert "50% of the bound, as its model does not cover this job" in low[0].bound

@@ -23,7 +23,7 @@ from blinkccl.apps.doctor.evidence import (
 from blinkccl.apps.doctor.finding import SEVERITIES, Finding
 from blinkccl.apps.doctor.p2p import P2pVerdict, p2p_verdict
 from blinkccl.apps.doctor.rules import bound, cabling, hang, host, links, measured, nccl_lines, network, peers, settings
-from blinkccl.apps.doctor.rules.job import LEAST_BYTES, best_rows, jobs, stated
+from blinkccl.apps.doctor.rules.job import LEAST_BYTES, MeasuredJob, best_rows, jobs, stated
 from blinkccl.show.text import Paint, count, fit, gb_per_s_text
 
 FAMILIES = (hang, peers, links, nccl_lines, cabling, network, settings, host, measured, bound)
@@ -122,7 +122,7 @@ def _not_judged(case: Case) -> list[str]:
         mine = [job for job in known if job.measured == row]
         if any(job.judgeable for job in mine) or stated(case, row.ranks, row.hosts) is not None:
             continue
-        why = "rates of its links are assumed" if mine and mine[0].assumed else "no machine and no model of it is known"
+        why = _why_not(mine[0]) if mine else "no machine and no model of it is known"
         unjudged.append(f"{gb_per_s_text(row.busbw_gb_per_s)} busbw of {row.collective} on {_ranks(row)}, as {why}")
     for call in _best_unnamed(case):
         fit = f"; {' and '.join(call.fits)} fit" if call.fits else ""
@@ -133,6 +133,13 @@ def _not_judged(case: Case) -> list[str]:
     unread = [source for source, titles in case.read.items() if set(titles) & set(_MACHINES)]
     sources = [source for source in unread if source not in described]
     return [*dict.fromkeys(unjudged), *(f"the links in {source}, which were not understood" for source in sources)]
+
+
+def _why_not(job: MeasuredJob) -> str:
+    """The reason why no rate can be expected of NCCL on a known machine."""
+    if job.between_hosts:
+        return "there is no model of NCCL between hosts"
+    return "rates of its links are assumed" if job.assumed else "no machine and no model of it is known"
 
 
 def _best_unnamed(case: Case) -> list[UnnamedCall]:

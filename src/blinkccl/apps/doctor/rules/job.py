@@ -161,6 +161,11 @@ class MeasuredJob:
         return [] if bound is None else assumed(self.topology, bound.kinds)
 
     @property
+    def between_hosts(self) -> bool:
+        """True if the GPUs are in several servers that NVLink does not join; NCCL's model ends at the server."""
+        return len({self.topology.vertex[rank].server for rank in self.ranks}) > 1 and len(self.islands()) > 1
+
+    @property
     def modelled_gb_per_s(self) -> float | None:
         """NCCL's modelled busbw; where the model takes too long, the least part of the bound that NCCL reaches."""
         if self.expected is not None:
@@ -175,6 +180,8 @@ class MeasuredJob:
         """
         if self.graph is not None:
             return True
+        if self.between_hosts:
+            return False
         named = self.measured is not None and gpu_model(self.measured.gpu) is not None
         bus = self.bound is not None and "smp" in self.bound.kinds
         return self.modelled_gb_per_s is not None and (not self.assumed or (named and not bus))

@@ -8,6 +8,7 @@ from itertools import pairwise
 from blinkccl.apps.doctor.evidence import Case, Evidence, MachineRead, MeasuredCall, NcclVersion, RingGraph
 from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.apps.doctor.rules.job import (
+    GAP,
     LEAST_BYTES,
     LEAST_REAL_GB_PER_S,
     best_rows,
@@ -123,21 +124,25 @@ def unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
     for job in known:
         expected = job.graph.total_gb_per_s if job.graph is not None else job.modelled_gb_per_s
         if job.measured is not None and expected is not None:
-            yield from _low(job.name, job.measured, expected, job.graph or job.machine, job.bound_text)
+            part = f"{GAP:.0%} of the bound, as its model does not cover this job"
+            how = "its model on these links" if job.expected is not None else part
+            yield from _low(job.name, job.measured, expected, job.graph or job.machine, how, job.bound_text)
     for row in [] if known else best_rows(case):
         graph = stated(case, row.ranks, row.hosts)
         if graph is not None:
             name = f"{row.collective} among {row.ranks} ranks"
-            yield from _low(name, row, graph.total_gb_per_s, graph, "unknown: no file describes the machine")
+            yield from _low(name, row, graph.total_gb_per_s, graph, "", "unknown: no file describes the machine")
 
 
-def _low(name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineRead, most: str) -> Iterator[Finding]:
+def _low(
+    name: str, row: MeasuredCall, expected: float, by: RingGraph | MachineRead, how: str, most: str
+) -> Iterator[Finding]:
     if row.busbw_gb_per_s >= (LOW if row.size_bytes >= SMALL_BYTES else LOW_AND_SMALL) * expected:
         return
     model = gpu_model(row.gpu)
     amd = model is not None and model.amd
     clocks = "amd-smi metric --clock --throttle" if amd else "nvidia-smi -q -d PERFORMANCE,CLOCK"
-    source = "the channels that it printed" if isinstance(by, RingGraph) else "its model on these links"
+    source = "the channels that it printed" if isinstance(by, RingGraph) else how
     yield finding(f"""
         warning: {name} gets {row.busbw_gb_per_s / expected:.0%} of NCCL's expectation  [measured-low]
         bound   {gb_per_s_text(expected)} busbw by {source}; the bound: {most}
