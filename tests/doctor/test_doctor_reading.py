@@ -138,6 +138,33 @@ def _nameless(ranks, columns, busbw):
     return f"{listed}{titles}33554432 8388608 float {columns} 209.7 160.0 {busbw} 0\n"
 
 
+def _init(rank, state="START", comm="0xa"):
+    return (
+        f"n:7:{rank} [{rank}] NCCL INFO ncclCommInitRank comm 0x5 rank {rank} nranks 3 commId {comm} - Init {state}\n"
+    )
+
+
+CHANNEL = "n:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "title"),
+    [
+        (_init(0), "ranks 1, 2 of communicator 0xa have not joined"),
+        (_init(0) + _init(1) + _init(2), "ranks 0, 1, 2 of communicator 0xa have not ended the setup"),
+        (_init(0) + _init(1) + _init(2) + _init(0, "COMPLETE") + _init(1, "COMPLETE"),
+         "rank 2 of communicator 0xa has not ended the setup"),
+        (_init(0) + CHANNEL, ""),
+        (_init(0) + _nameless(3, "sum -1", 213.33), ""),
+        (_nameless(3, "sum -1", 213.33) + _init(0), "ranks 1, 2 of communicator 0xa have not joined"),
+        (_init(0) + _init(0, "COMPLETE") + _init(0, comm="0xb"), "ranks 1, 2 of communicator 0xb have not joined"),
+    ],
+)  # fmt: skip
+def test_a_setup_that_has_not_ended(tmp_path, log, title):
+    """Not where later lines or results show that it has; a log may hold the lines of one rank only."""
+    assert [one.title for one in diagnose(_read(tmp_path, log)).findings if one.wrong] == ([title] if title else [])
+
+
 def test_ncclss_lines_of_many_versions(tmp_path):
     lines = """
     n:1:2 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to LOC

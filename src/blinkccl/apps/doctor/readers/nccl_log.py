@@ -85,6 +85,9 @@ MAX_TREES = 4096
 _ROOT = re.compile(r"NCCL INFO (CPU/\S+)")
 _LINK = re.compile(r"NCCL INFO ( *)\+ (\w+)\[([\d.]+)\] - (\w+/[\w-]+)")
 _INIT = re.compile(r"comm(?:Id)? (\w+)?.*?rank (\d+) n[rR]anks (\d+) .*?(?:commId (\w+) )?- Init (START|COMPLETE)")
+#: Lines that a rank prints after all ranks have joined its communicator, and the process and device in front of a line.
+_JOINED = re.compile(r"INFO (?:(?:Channel|Ring) [\d/]+ :|Trees \[|Connected all|\d+ coll channels)")
+_PROCESS = re.compile(r"(\S+:\d+):\d+ (\[\d+\])\s*$")
 
 
 @dataclass
@@ -122,6 +125,9 @@ class NcclLog(Listener):
     #: By communicator and rank: where its setup began, and the number of ranks.
     begun: dict[tuple[str, int], tuple[Location, int]] = field(default_factory=dict)
     complete: set[tuple[str, int]] = field(default_factory=set)
+    #: By process and device: the communicator that it began last; those whose ranks have all joined.
+    last: dict[tuple[str, ...], str] = field(default_factory=dict)
+    joined: set[str] = field(default_factory=set)
     graph: RingGraph | None = None
     #: By the beginning of the lines (host, process, thread), since ranks print at the same time.
     trees: dict[str, SystemTree] = field(default_factory=dict)
@@ -130,6 +136,9 @@ class NcclLog(Listener):
         text = _TEXT.search(line)
         if text is None:
             return
+        process = _PROCESS.search(line[: text.start()])
+        if process is not None and _JOINED.search(text[0]) and process.groups() in self.last:
+            self.joined.add(self.last[process.groups()])
         members = _MEMBERS.search(text[0])
         if self.graph is not None:  # the next lines list its channels
             graph, self.graph = self.graph, None
@@ -152,6 +161,8 @@ class NcclLog(Listener):
         if init is not None:
             rank = init[4] or "", int(init[2])
             self.begun.setdefault(rank, (place, int(init[3])))
+            if process is not None:
+                self.last[process.groups()] = rank[0]
             if init[5] == "COMPLETE":
                 self.complete.add(rank)
 
@@ -172,12 +183,20 @@ class NcclLog(Listener):
                 yield link
 
     def end(self) -> Iterator[Evidence]:
-        """Ranks whose setup of a communicator has not ended, if there are any."""
+        """Ranks whose setup of a communicator has not ended, unless a rank's later lines show that all have joined."""
         if self.graph is not None:
             yield self.graph
         for tree in self.trees.values():
             yield from self._new(tree)
         if len(self.complete) < len(self.begun):
-            for (comm, rank), (place, size) in self.begun.items():
+            full = {comm for comm, _ in self.complete}  # a rank completes after all have joined
+            waiting = {key: begun for key, begun in self.begun.items() if key[0] not in self.joined}
+            for (comm, rank), (place, size) in waiting.items():
                 state = "" if (comm, rank) in self.complete else "initialising"
-                yield RankReport(place, f"communicator {comm}".strip(), rank, state, members=tuple(range(size)))
+                yield RankReport(
+                    place,
+                    f"communicator {comm}".strip(),
+                    rank,
+                    state,
+                    members=() if comm in full else tuple(range(size)),
+                )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from blinkccl.apps.doctor.evidence import Case, MeasuredCall, RankReport, Started
+from blinkccl.apps.doctor.evidence import Case, MeasuredCall, RankReport, Started, UnnamedCall
 from blinkccl.apps.doctor.finding import Finding, finding
 from blinkccl.errors import ranks_text
+from blinkccl.show.text import count
 from blinkccl.topology.limits import shortened
 
 _GONE = {
@@ -21,10 +22,20 @@ def stands_still(case: Case) -> Iterator[Finding]:
     groups: dict[str, list[RankReport]] = {}
     for state in case.of(RankReport):
         groups.setdefault(state.group, []).append(state)
+    groups = {group: states for group, states in groups.items() if not _ended(case, states)}
     for group, states in groups.items():
         yield from _group(group, states)
     if not groups:
         yield from map(_no_result, case.of(Started))
+
+
+def _ended(case: Case, states: Sequence[RankReport]) -> bool:
+    """True if reports of a setup alone are followed by results in the same file; a log may hold one rank's lines."""
+    if any(state.state not in ("", "initialising") or state.calls or state.doing for state in states):
+        return False
+    last = {state.place.source: state.place.line or 0 for state in states}
+    rows = (row.place for row in (*case.of(MeasuredCall), *case.of(UnnamedCall)))
+    return any((place.line or 0) > last.get(place.source, 1 << 62) for place in rows)
 
 
 def _group(group: str, states: Sequence[RankReport]) -> Iterator[Finding]:
@@ -37,8 +48,8 @@ def _group(group: str, states: Sequence[RankReport]) -> Iterator[Finding]:
         yield _missing(group, [s.rank for s in gone], _GONE[gone[0].state], gone, states)
     elif starting or (unheard and all(not s.calls and not s.state for s in states)):
         ranks = unheard or [s.rank for s in starting]
-        setting_up = "has begun to set up its communicator and waits"
-        yield _missing(group, ranks, "has not joined" if unheard else setting_up, starting, states)
+        what = "has not joined" if unheard else "has not ended the setup"
+        yield _missing(group, ranks, what, starting, states)
     elif (behind := _behind(states)) is not None:
         yield _rank_behind(group, behind, states)
     elif unheard and any(s.doing or s.state for s in states):
@@ -57,7 +68,7 @@ def _missing(
     return finding(f"""
         error: {those} of {group} {_verb(what, len(ranks))}  [rank-missing]
         bound   all ranks in the same call
-        got     {waiting} other ranks wait{_where(own)}
+        got     {count(waiting, "other rank")} {"waits" if waiting == 1 else "wait"}{_where(own)}
         cause   a collective ends only after all ranks have called it
         try     look at the output and the host of {those}: an error before the hang, out of memory, a lost GPU (dmesg |
                 grep Xid)
