@@ -138,6 +138,33 @@ def _nameless(ranks, columns, busbw):
     return f"{listed}{titles}33554432 8388608 float {columns} 209.7 160.0 {busbw} 0\n"
 
 
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "2026-03-04T05:06:07.89Z ",
+        "2026-03-04 05:06:07,891 ",
+        "2026-03-04T05:06:07.891234567+00:00 stdout F ",
+        "node-3   | ",
+        "[pod/bench-0/main] 2026-03-04T05:06:07Z [1,0]<stdout>: ",
+        "0: ",
+    ],
+)
+def test_tags_of_containers_hide_no_row(tmp_path, tag):
+    lines = _nameless(4, "sum -1", 240.0).splitlines()
+    case = _read(tmp_path, "".join(f"{tag}{line}\n" for line in lines))
+    assert [(row.collective, row.ranks, row.busbw_gb_per_s) for row in case.of(MeasuredCall)] == [("allreduce", 4, 240)]
+
+
+@pytest.mark.parametrize(("gpu", "advice"), [("NVIDIA H100 80GB HBM3", "fabricmanager"), ("X", "NCCL_P2P_DISABLE=1")])
+def test_advice_without_a_result_is_of_the_machine(tmp_path, gpu, advice):
+    """NCCL_P2P_DISABLE takes NVLink away, and says nothing of an NVSwitch."""
+    ranks = "".join(f"#  Rank {r} Pid 1 on n device {r} [0x0] {gpu}\n" for r in range(8))
+    (finding,) = diagnose(_read(tmp_path, ranks)).findings
+    assert finding.cause == "no-result"
+    assert advice in finding.attempt
+    assert ("NCCL_P2P_DISABLE" in finding.attempt) == (gpu == "X")
+
+
 def _init(rank, state="START", comm="0xa"):
     return (
         f"n:7:{rank} [{rank}] NCCL INFO ncclCommInitRank comm 0x5 rank {rank} nranks 3 commId {comm} - Init {state}\n"

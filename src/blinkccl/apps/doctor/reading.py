@@ -44,7 +44,8 @@ _WANTED = re.compile(
     rb"NCCL|[Rr]ank|^\s*(?:NIC|[a-z]\w*_)\d+\s|_perf|Watchdog|"
     rb"work:|^\s*\d+\s+\d+\s|Link \d|GPU ?\d|ACSCtl|BOOT_IMAGE|^#\d|#\s+(?:size|bytes)\s|"
     rb"launched|Missing|"
-    rb"^\s*\d+(?:\s+\d+){5}\s|operation counts|>:\s*\d+\s+\d+\s|^\d+:\s+\d+\s+\d+\s"
+    rb"^\s*\d+(?:\s+\d+){5}\s|operation counts|>:\s*\d+\s+\d+\s|^\d+:\s+\d+\s+\d+\s|"
+    rb"(?:\d\d:\d\d:\d\d\S{0,16}(?: std(?:out|err) [FP])?|[]|])\s+\d+\s+\d+\s"
 )
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

@@ -3,8 +3,8 @@
 All versions of the log name their columns, but the columns differ. Version 1.0 counts milliseconds and has "bytes" for
 "size". Later versions omit or add "redop" and "root", call the check "error" or "#wrong", and add columns. So a row is
 read by the titles above it. Without titles, a row is a size and a count, some words, then a time and two bandwidths,
-once or twice. Launchers put a tag before each line (``[1,0]<stdout>:``, ``0:``), which is removed. All other lines are
-ignored.
+once or twice. Launchers put tags before each line (``[1,0]<stdout>:``, ``0:``, the time), which are removed. All other
+lines are ignored.
 
 A row whose numbers contradict each other is omitted with a note. If the log does not state the number of ranks, the
 ratio of the bandwidths gives it; a missing collective follows from the ratio and from the columns "redop" and "root".
@@ -33,7 +33,14 @@ _RANK = re.compile(
     r"#?\s*Rank\s+(\d{1,7})\s+(?:Group\s+\d+\s+)?(?:Pid\s+\d+\s+)?on\s+(\S*)\s+device\s+(\d{1,3})"
     r"(?:\s+\[[^\]]*\]\s*(.*))?"
 )
-_TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\])\s?")
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,16}(?: std(?:out|err) [FP])?"
+#: Tags of mpirun and srun, times (kubectl logs --timestamps, container runtimes), pods and services of compose.
+_TAG = re.compile(
+    r"^\s*(?:\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?|\d+:(?=\s)|\[\d{4}-\d\d-\d\d[^\]]*\]|\[pod/[^\]]*\]|"
+    rf"{_TIME}(?=\s)|[A-Za-z][\w.-]* +\|)\s?"
+)
+#: Most tags in front of a line, as of a pod, the time and a rank.
+_MOST_TAGS = 3
 _DIGITS = re.compile(r"[0-9]+")
 _COMMA = re.compile(r"(\d+),(\d+)")
 #: Collectives by what nccl-tests prints under "redop" and "root": (an operation, a rank). sendrecv.cu prints "sum".
@@ -227,11 +234,14 @@ def _times(titles: Sequence[str]) -> list[int]:
 
 
 def untagged(line: str) -> str:
-    """The line without a launcher's tag; a line joined from pieces may contain the tag several times."""
-    tag = _TAG.match(line)
-    if tag is None:
-        return line
-    return line.replace(tag[0].strip(), " ") if line.startswith("[") else line[tag.end() :]
+    """The line without the tags of launchers; a line joined from pieces may contain a tag several times."""
+    for _ in range(_MOST_TAGS):
+        tag = _TAG.match(line)
+        if tag is None:
+            break
+        bracket = tag[0].strip()
+        line = line.replace(bracket, " ") if bracket.startswith("[") else line[tag.end() :]
+    return line
 
 
 # JSON.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from blinkccl.apps.doctor.evidence import Case, MeasuredCall, RankReport, Started, UnnamedCall
+from blinkccl.apps.doctor.evidence import Case, MachineRead, MeasuredCall, RankReport, Started, UnnamedCall
 from blinkccl.apps.doctor.finding import Finding, finding
+from blinkccl.apps.doctor.rules.servers import server_of
 from blinkccl.errors import ranks_text
 from blinkccl.show.text import count
 from blinkccl.topology.limits import shortened
@@ -26,7 +27,7 @@ def stands_still(case: Case) -> Iterator[Finding]:
     for group, states in groups.items():
         yield from _group(group, states)
     if not groups:
-        yield from map(_no_result, case.of(Started))
+        yield from (_no_result(case, started) for started in case.of(Started))
 
 
 def _ended(case: Case, states: Sequence[RankReport]) -> bool:
@@ -157,14 +158,21 @@ def _stuck(group: str, states: Sequence[RankReport]) -> Finding:
         """).at(states[:2])
 
 
-def _no_result(started: Started) -> Finding:
+def _no_result(case: Case, started: Started) -> Finding:
+    why = f"P2P between {started.gpu or 'these GPUs'} may be offered and not work; then the first transfer hangs"
+    attempt = """NCCL_P2P_DISABLE=1 with the same command: if that runs, P2P is at fault (IOMMU, ACS, a driver for cards
+        without P2P)"""
+    server = case.last(MachineRead) or server_of(started.place, started.gpu, started.ranks)
+    if server is not None and server.switched:
+        why = "a rank has failed or waits for another; NVLinks through an NVSwitch need a fabric manager that runs"
+        attempt = """nvidia-smi -q | grep -A 2 Fabric must show Completed and Success; systemctl status
+        nvidia-fabricmanager; dmesg | grep -E 'Xid|SXid'"""
     return finding(f"""
         error: the benchmark listed its {started.ranks} ranks and printed no result  [no-result]
         bound   a row per size
         got     none: it hung, or the log was cut off
-        cause   P2P between {started.gpu or "these GPUs"} may be offered and not work; then the first transfer hangs
-        try     NCCL_P2P_DISABLE=1 with the same command: if that runs, P2P is at fault (IOMMU, ACS, a driver for cards
-                without P2P); NCCL_DEBUG=INFO shows the last step
+        cause   {why}
+        try     {attempt}; NCCL_DEBUG=INFO shows the last step
         """).at(started)
 
 
