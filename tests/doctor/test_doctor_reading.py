@@ -165,6 +165,11 @@ def test_advice_without_a_result_is_of_the_machine(tmp_path, gpu, advice):
     assert ("NCCL_P2P_DISABLE" in finding.attempt) == (gpu == "X")
 
 
+def test_variables_of_env_and_collect_env_are_settings(tmp_path):
+    text = "Environment Variables\nLD_LIBRARY_PATH=/lib\nNCCL_P2P_DISABLE=1\nsee NCCL_ALGO=Ring and Tree\n"
+    assert [(one.name, one.value) for one in _read(tmp_path, text).of(Setting)] == [("NCCL_P2P_DISABLE", "1")]
+
+
 def _init(rank, state="START", comm="0xa"):
     return (
         f"n:7:{rank} [{rank}] NCCL INFO ncclCommInitRank comm 0x5 rank {rank} nranks 3 commId {comm} - Init {state}\n"

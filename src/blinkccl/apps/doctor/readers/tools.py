@@ -1,4 +1,6 @@
-"""Output of system tools within a log: ``nvidia-smi -L`` and ``nvlink -s``, ``lspci -vvv``, a kernel's command line."""
+"""Output of system tools within a log: ``nvidia-smi -L`` and ``nvlink -s``, ``lspci -vvv``, a kernel's command line,
+and variables of NCCL as ``env`` and collect_env list them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blinkccl.apps.doctor.evidence import Acs, Evidence, GpuName, Iommu, Location, NvLinks
+from blinkccl.apps.doctor.evidence import Acs, Evidence, GpuName, Iommu, Location, NvLinks, Setting
 from blinkccl.apps.doctor.readers import Listener
 from blinkccl.topology.gpu_models import names_in
 
 _GPU = re.compile(r"^\s*GPU (\d{1,3}): ")
 _LINK = re.compile(r"^\s*Link (\d{1,2}): (?:<?([Ii]nactive)>?|[\d.,]+ GB/s)")
 _ACS = re.compile(r"ACSCtl:.*?ReqRedir([+-])")
+_VARIABLE = re.compile(r"\s*(NCCL_\w+)=(\S+)\s*")
 _FLAGS = re.compile(r"\b(?:intel_iommu|amd_iommu|iommu)=[\w,]+")
 
 
@@ -36,6 +39,8 @@ class Tools(Listener):
         elif acs is not None:
             before = self.acs or Acs(place, 0, 0)
             self.acs = Acs(before.place, before.redirecting + (acs[1] == "+"), before.bridges + 1)
+        elif (variable := _VARIABLE.fullmatch(line)) is not None:
+            yield Setting(place, variable[1], variable[2])
         elif "BOOT_IMAGE=" in line and (state := iommu_of(line)):
             yield Iommu(place, state, "the kernel's command line")
 

@@ -35,6 +35,18 @@ def _switched(case: Case) -> bool:
     return not machines or any(machine.switched for machine in machines)
 
 
+def _reduces(case: Case) -> bool:
+    """True if the GPUs are known to be on an NVSwitch that may reduce."""
+    return bool(case.of(MachineRead) or model_of(case)) and _switched(case)
+
+
+def _without_nvls(value: str) -> bool:
+    """True if this NCCL_ALGO (``Tree``, ``^NVLS``, ``allreduce:ring;allgather:ring``) keeps AllReduce off NVLS."""
+    parts = [part.rpartition(":") for part in value.lower().split(";")]
+    return any(("nvls" in names) == names.startswith("^") for call, _, names in parts if call in ("", "allreduce"))
+
+
+_IN_SWITCH = "reduction in the NVSwitch, a quarter of an H100 server's AllReduce"
 _BY_SHM = "P2P: GPUs exchange data through the host's memory"
 _BY_MEMORY = "GPUDirect RDMA: NICs reach GPUs through the host's memory"
 _FEW = "channels: this number cannot fill the links"
@@ -44,8 +56,8 @@ HARMFUL: tuple[tuple[str, Callable[[str], bool], Callable[[Case], bool], str], .
     ("NCCL_P2P_LEVEL", lambda v: v in ("LOC", "0"), _always, _BY_SHM),
     ("NCCL_SHM_DISABLE", lambda v: v == "1", _always, "shared memory: ranks of a host talk over the network"),
     ("NCCL_IB_DISABLE", lambda v: v == "1", _several_hosts, "InfiniBand and RoCE: hosts talk over TCP"),
-    ("NCCL_NVLS_ENABLE", lambda v: v == "0", _switched,
-     "reduction in the NVSwitch, a quarter of an H100 server's AllReduce"),
+    ("NCCL_NVLS_ENABLE", lambda v: v == "0", _switched, _IN_SWITCH),
+    ("NCCL_ALGO", _without_nvls, _reduces, _IN_SWITCH),
     ("NCCL_NET_GDR_LEVEL", lambda v: v in ("LOC", "0"), _several_hosts, _BY_MEMORY),
     ("NCCL_MAX_NCHANNELS", lambda v: _number(v) <= 2, _always, _FEW),
     ("NCCL_MAX_CTAS", lambda v: _number(v) <= 2, _always, _FEW),
