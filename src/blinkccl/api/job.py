@@ -10,7 +10,7 @@ from operator import index
 from blinkccl.collectives.spec import COLLECTIVES, SPELLINGS, Collective
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.topology.model import Topology
-from blinkccl.topology.select import LINK_CHOICES, check_ranks, joining_links
+from blinkccl.topology.select import LINK_CHOICES, check_ranks, joining_links, peers_wanted
 from blinkccl.topology.spec import parse_gpus
 from blinkccl.trees.algorithms.request import Request
 
@@ -39,16 +39,32 @@ def request(
 def links_for(
     topology: Topology, ranks: Sequence[int], ways: tuple[str | None, bool], warn: Callable[[str], None]
 ) -> str:
-    """The chosen links, or the first that connect the ranks; calls ``warn`` if these are not the fast ones."""
+    """The chosen links, or the first that connect the ranks.
+
+    Calls ``warn`` if these are not the fast ones, or if the chosen links need a P2P that the GPUs do not have.
+    """
     links, relays = ways
-    if links is not None:
-        return links
     if len(ranks) < 2:
-        return LINK_CHOICES[0]
+        return links or LINK_CHOICES[0]
+    if links is not None:
+        _warn_of_peers(topology, ranks, links, relays, warn)
+        return links
     links, why = joining_links(topology, ranks, relays=relays)
     if why:
         warn(why)
     return links
+
+
+def _warn_of_peers(
+    topology: Topology, ranks: Sequence[int], links: str, relays: bool, warn: Callable[[str], None]
+) -> None:
+    """Say that the user's links assume a P2P that the GPUs' product does not have."""
+    try:
+        wanted = peers_wanted(topology, ranks, links, relays=relays)
+    except TopologyError:
+        return  # The planner reports it.
+    if wanted:
+        warn(f"{wanted}; the plan assumes it")
 
 
 def collective_of(

@@ -51,7 +51,7 @@ class NcclPredictor:
             _ = server.channels
         except BlinkError as error:
             return " ".join(str(error).split())
-        return server
+        return server.through_memory or server
 
     @property
     def caveat(self) -> str:

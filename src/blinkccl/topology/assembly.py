@@ -38,12 +38,12 @@ class Assembly:
     links: dict[tuple[int, int], Rated] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, kind: str, name: str = "", server: int = 0, sm: int | None = None) -> int:
+    def add(self, kind: str, name: str = "", server: int = 0, sm: int | None = None, peers: bool = True) -> int:
         """Add one vertex with the next free id, and return that id; TopologyError beyond :data:`MAX_VERTICES`."""
         number = len(self.vertices)
         if number >= MAX_VERTICES:
             raise TopologyError(f"{self.name}: more than {MAX_VERTICES} vertices, which is the limit")
-        self.vertices.append(Vertex(number, kind, server, name, sm=sm))
+        self.vertices.append(Vertex(number, kind, server, name, sm=sm, peers=peers))
         return number
 
     def add_many(self, kind: str, count: int, name: str, server: int = 0) -> list[int]:
@@ -127,7 +127,7 @@ def copies(
         for server, (name, machine) in enumerate(servers):
             for old in sorted(v.id for v in machine.vertices if machine.is_transit(v.id) == transit):
                 vertex = machine.vertex[old]
-                ids[server][old] = box.add(vertex.kind, f"{name}/{vertex.label}", server, vertex.sm)
+                ids[server][old] = box.add(vertex.kind, f"{name}/{vertex.label}", server, vertex.sm, vertex.peers)
     overruled = dict.fromkeys(_overruled(machine, nic_gb_per_s) for _, machine in servers)
     box.notes.extend(note for note in overruled if note)
     for number, (_, machine) in zip(ids, servers, strict=True):

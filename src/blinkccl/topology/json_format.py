@@ -28,6 +28,7 @@ class VertexRecord(msgspec.Struct, forbid_unknown_fields=True):
     part_of: int | None = None
     combines: bool = False
     sm: Annotated[int, msgspec.Meta(ge=10, le=999)] | None = None
+    peers: bool = True
 
 
 class LinkRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,6 +88,8 @@ def to_document(topology: Topology) -> dict[str, Any]:
         for key in ("part_of", "combines", "sm", "read_capacity", "by"):
             if key in entry and (entry[key] in (None, "") or entry[key] is False):
                 del entry[key]
+        if entry.get("peers"):
+            del entry["peers"]
     return {
         "schema_version": SCHEMA_VERSION,
         "name": topology.name,
@@ -149,7 +152,9 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
         Link(x.src, x.dst, x.capacity, x.kind, _gb_per_s(record, i, source), x.provenance, x.read_capacity, x.by)
         for i, x in enumerate(record.links)
     )
-    vertices = tuple(Vertex(v.id, v.kind, v.server, v.name, v.part_of, v.combines, v.sm) for v in record.vertices)
+    vertices = tuple(
+        Vertex(v.id, v.kind, v.server, v.name, v.part_of, v.combines, v.sm, v.peers) for v in record.vertices
+    )
     try:
         return Topology(record.name, record.unit_gb_per_s, vertices, links, tuple(record.notes))
     except TopologyError as error:

@@ -37,6 +37,7 @@ class Vertex:
     ``combines``: a switch with in-network reduction and multicast (NVLink SHARP, SHARP). Only the plans of
     :mod:`blinkccl.trees.algorithms.in_switch` use it; all others treat the switch as forwarding.
     ``sm``: compute capability of an NVIDIA GPU times ten (90 for 9.0), None if the source does not imply it.
+    ``peers``: False for a GPU whose driver grants no P2P over PCIe, as its product name implies.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Vertex:
     part_of: int | None = None
     combines: bool = False
     sm: int | None = None
+    peers: bool = True
 
     @property
     def label(self) -> str:

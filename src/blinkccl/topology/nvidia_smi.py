@@ -112,6 +112,11 @@ class Cells:
         return gpu_model(name), basis
 
     @property
+    def without_peers(self) -> bool:
+        """True if a product of the GPUs has no P2P over PCIe."""
+        return any((model := gpu_model(name)) is not None and not model.peers for name in self.products)
+
+    @property
     def switched(self) -> bool:
         """True if a GPU shows more NVLinks than it has, so they lead to an NVSwitch."""
         gpus = range(self.gpu_count)
@@ -145,7 +150,12 @@ def parse(text: str, source: str = "nvidia-smi", stated: Stated = NOTHING) -> To
     contradicted = model is None or stated.nvlink not in (None, model.lane_gb_per_s)
     sm = None if contradicted or model is None else model.sm
     for gpu in range(matrix.gpu_count):
-        box.add("gpu", f"GPU{gpu}", sm=sm)
+        box.add("gpu", f"GPU{gpu}", sm=sm, peers=not matrix.without_peers)
+    if matrix.without_peers:
+        box.notes.append(
+            "these GPUs have no P2P over PCIe (GeForce: NVIDIA's driver grants none), so plans over PCIe go through "
+            "the hosts' memories (--links staged)"
+        )
     _add_nvlinks(box, matrix, stated)
     hosts = _add_pcie(box, matrix, stated)
     _add_nics(box, matrix, hosts, stated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -49,18 +50,47 @@ def network_for(
 def joining_links(topology: Topology, ranks: Sequence[int], *, relays: bool = False) -> tuple[str, str]:
     """The first of :data:`LINK_CHOICES` that joins the ranks, and the reason if it is not ``"fast"``, else "".
 
-    GPUs that NVLink does not fully connect get PCIe alone, since ``libblink.so``'s kernels never use both.
+    Links that need a P2P over PCIe which the GPUs do not have count as not joining them (:func:`peers_wanted`). GPUs
+    that NVLink does not fully connect get PCIe alone, since ``libblink.so``'s kernels never use both.
     TopologyError if no choice joins them.
     """
-    refused: list[TopologyError] = []
+    refused: list[TopologyError | str] = []
     for links in LINK_CHOICES:
         try:
-            network_for(topology, ranks, links, relays=relays)
+            wanted = peers_wanted(topology, ranks, links, relays=relays)
         except TopologyError as error:
             refused.append(error)
             continue
+        if wanted:
+            refused.append(wanted)
+            continue
         return links, f"{refused[0]}; using --links {links}, as libblink.so does" if refused else ""
-    raise refused[0]
+    raise next(error for error in refused if isinstance(error, TopologyError))
+
+
+def peers_wanted(topology: Topology, ranks: Sequence[int], links: str, *, relays: bool = False) -> str:
+    """The sentence, without full stop, that ``links`` need a P2P over PCIe that ranks do not have; "" if they do not.
+
+    TopologyError as in :func:`network_for`.
+    """
+    network = network_for(topology, ranks, links, relays=relays)
+    through_memory = {v.server for v in network.vertices if v.kind == "memory"}
+    on_pcie = {link.src for link in network.links if link.kind == "pcie"}
+    homes = Counter(network.vertex[rank].server for rank in ranks)
+    barred = [
+        rank
+        for rank in ranks
+        if not (vertex := network.vertex[rank]).peers
+        and rank in on_pcie
+        and homes[vertex.server] > 1
+        and vertex.server not in through_memory
+    ]
+    if not barred:
+        return ""
+    return (
+        f"{topology.name}: --links {links} needs P2P over PCIe, which NVIDIA's driver does not grant to the GPUs "
+        f"{ids_text(sorted(barred))} (GeForce)"
+    )
 
 
 def check_links(links: str) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from blinkccl.collectives.spec import Collective
+from blinkccl.cost.baselines.nccl import nccl_today
 from blinkccl.cost.baselines.nccl_links import PIX, PXB, kind_of
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_xml, nccl_xml_write, nvidia_smi
@@ -12,8 +14,9 @@ from blinkccl.topology.catalog import CUBE_MESH, machine
 from blinkccl.topology.formats import read_topology
 from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import Topology
-from blinkccl.topology.select import network_for
+from blinkccl.topology.select import joining_links, network_for
 from blinkccl.topology.stated import NOTHING, parse_stated
+from blinkccl.trees.algorithms.request import Request
 from support.topology_dumps import Machine, wrapped
 from support.topology_dumps import nvidia_smi as printed
 
@@ -320,6 +323,16 @@ def test_a_product_name_implies_generations(name: str, nvlink: float, pcie: floa
     assert set(nvlinks(topology).values()) == {nvlink}
     assert {x.gb_per_s for x in topology.links if x.kind == "pcie"} == {pcie}
     assert {topology.vertex[g].sm for g in topology.ranks} == {sm}
+
+
+@pytest.mark.parametrize(("name", "peers"), [("NVIDIA GeForce RTX 5090", False), ("NVIDIA RTX A6000", True)])
+def test_a_product_name_implies_p2p_over_pcie(name: str, peers: bool) -> None:
+    topology = nvidia_smi.parse(listed(name).replace("NV4", "PHB"))
+    assert [topology.vertex[g].peers for g in topology.ranks] == [peers, peers]
+    assert any("have no P2P over PCIe" in note for note in topology.notes) != peers
+    request = Request(topology, Collective("allreduce", 2), topology.ranks, joining_links(topology, topology.ranks)[0])
+    nccl = nccl_today(request, 1 << 26)
+    assert ("(SHM)" in nccl) != peers if isinstance(nccl, str) else peers
 
 
 @pytest.mark.parametrize(

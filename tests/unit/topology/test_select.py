@@ -1,12 +1,14 @@
 """Networks to plan on."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from blinkccl.api.job import links_for
 from blinkccl.errors import TopologyError
 from blinkccl.topology.model import Link, Topology, Vertex
-from blinkccl.topology.select import ids_text, joining_links, network_for
+from blinkccl.topology.select import ids_text, joining_links, network_for, peers_wanted
 from blinkccl.topology.spec import load, parse_spec
 
 
@@ -108,6 +110,39 @@ def test_the_first_choice_that_joins_the_ranks_is_used(spec: str, ranks: tuple[i
     chosen, reason = joining_links(parse_spec(spec), ranks)
     assert chosen == links
     assert re.search(why, reason) if why else reason == ""
+
+
+def without_peers(topology: Topology) -> Topology:
+    return replace(topology, vertices=tuple(replace(v, peers=False) for v in topology.vertices))
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "links"),
+    [
+        ("pcie-8gpu", (0, 5), "staged"),
+        ("2x pcie-8gpu @ 100Gbps", (0, 8), "fast"),
+        ("2x pcie-8gpu @ 100Gbps", (0, 1, 8, 9), "staged"),
+        ("pcie-4gpu-nvlink-pairs", (0, 1), "fast"),
+        ("pcie-4gpu-nvlink-pairs", (0, 1, 2, 3), "staged"),
+    ],
+)
+def test_gpus_without_p2p_over_pcie_go_through_the_hosts_memories(
+    spec: str, ranks: tuple[int, ...], links: str
+) -> None:
+    topology = without_peers(parse_spec(spec))
+    assert joining_links(topology, ranks)[0] == links
+    assert peers_wanted(topology, ranks, links) == ""
+
+
+def test_stated_links_say_that_they_assume_p2p() -> None:
+    warnings: list[str] = []
+    topology = without_peers(parse_spec("pcie-8gpu"))
+    assert links_for(topology, (0, 1, 2), ("pcie", False), warnings.append) == "pcie"
+    assert re.search(
+        r"--links pcie needs P2P over PCIe, .* the GPUs 0-2 \(GeForce\); the plan assumes it", warnings.pop()
+    )
+    assert links_for(topology, (0, 1, 2), ("staged", False), warnings.append) == "staged"
+    assert not warnings
 
 
 def test_relays_join_ranks_that_links_do_not() -> None:

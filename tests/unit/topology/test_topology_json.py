@@ -26,6 +26,12 @@ def test_round_trip_is_exact(spec: str) -> None:
     assert json.loads(text) == json_format.to_document(topology)
 
 
+def test_gpus_without_p2p_over_pcie_are_kept() -> None:
+    text = json_format.write(json_format.parse(SMALL.replace('"id": 0, ', '"id": 0, "peers": false, ')))
+    assert text.count('"peers":false') == 1
+    assert [v.peers for v in json_format.parse(text).vertices] == [False, True]
+
+
 def test_derived_fields_may_be_left_out() -> None:
     topology = json_format.parse(SMALL)
     assert topology.link[0, 1].gb_per_s == 50.0

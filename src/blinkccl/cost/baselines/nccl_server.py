@@ -31,6 +31,7 @@ from blinkccl.cost.simulate.calibration import Calibration, calibration_for, lin
 from blinkccl.errors import UnsupportedError
 from blinkccl.topology.gpus import guess_arch
 from blinkccl.topology.model import Topology
+from blinkccl.topology.select import joining_links
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 #: busbw of NVLS AllReduce by number of GPUs, as a part of a GPU's NVLink rate; more than 8 GPUs count as 8. Source:
@@ -87,6 +88,8 @@ class NcclServer:
 
     def fault(self, collective: str) -> str | None:
         """The reason that the model has no time for a collective on these links, without full stop; None if it has."""
+        if self.through_memory:
+            return self.through_memory
         domains, grace = self._domains, on_grace(self.topology, self.ranks)
         if len(domains) > 1 and grace:
             return "on Grace servers NCCL reaches the network through the processor (P2C), which is not modelled"
@@ -96,6 +99,14 @@ class NcclServer:
         if grace and len(domains) == 1 and self._through_c2c:
             return "NCCL's path between GPUs leads through a Grace processor (C2C), which is not modelled"
         return None
+
+    @cached_property
+    def through_memory(self) -> str:
+        """The reason that NCCL copies through the hosts' memories (SHM), at a rate that it does not model; else ""."""
+        peers = all(self.topology.vertex[rank].peers for rank in self.ranks)
+        if peers or joining_links(self.topology, self.ranks)[0] != "staged":
+            return ""
+        return "without P2P over PCIe NCCL copies through the hosts' memories (SHM), whose rate is not modelled"
 
     @cached_property
     def _domains(self) -> list[tuple[int, ...]]:
