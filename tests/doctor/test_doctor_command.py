@@ -79,7 +79,7 @@ def test_rates_behind_a_file_as_topo_takes_them(blink, tmp_path, monkeypatch):
     document = json.loads(ended.out)
     bound = next(finding for finding in document["findings"] if finding["cause"] == "bound")
     assert bound["bound"].startswith("24 GB/s busbw, by"), "all rates are stated"
-    words = shlex.split(bound["try"].partition(" -b 4K")[0])
+    words = shlex.split(bound["try"].partition(": ")[2].removesuffix(" -b 4K"))
     assert words == ["blink", "sim", "allreduce", "--topo", spec]
     assert blink(*words[1:], "-s", "4K").code == 0
 
@@ -103,7 +103,7 @@ def test_a_matrix_behind_topo_or_with_rates_has_the_log_s_names_too(blink, monke
     monkeypatch.chdir(CORPUS / "b200-half-matrix")
     document = json.loads(blink("doctor", *typed, "--json").out)
     assert [finding["cause"] for finding in document["findings"]] == ["measured-low", "bound"]
-    words = shlex.split(document["findings"][1]["try"].partition(" -b 4K")[0])
+    words = shlex.split(document["findings"][1]["try"].partition(": ")[2].removesuffix(" -b 4K"))
     assert words[-1] == f"topo.txt @ {rates}"
     assert blink(*words[1:], "-s", "4K").code == 0
 
@@ -202,6 +202,24 @@ def test_the_plan_that_it_advises_is_one(blink):
     assert command.startswith("blink plan")
     assert blink(*command.split()[1:]).code == 0
     assert "blink pick -k 3" in rest
+
+
+@pytest.mark.parametrize(("pairs", "level"), [("02", False), ("01", True)])
+def test_the_plan_through_memory_is_a_command_of_this_job(blink, tmp_path, pairs, level):
+    """Two GPUs on each of two sockets; NCCL_P2P_LEVEL=PHB helps no pair across them."""
+    (tmp_path / "topo.txt").write_text(
+        "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\nGPU0\tX\tPHB\tSYS\tSYS\t0-7\nGPU1\tPHB\tX\tSYS\tSYS\t0-7\n"
+        "GPU2\tSYS\tSYS\tX\tPHB\t8-15\nGPU3\tSYS\tSYS\tPHB\tX\t8-15\n"
+    )
+    a, b = pairs
+    lines = "".join(f"n:1:2 [0] NCCL INFO Channel 00 : {x}[a] -> {y}[b] via SHM/direct\n" for x, y in (a + b, b + a))
+    (tmp_path / "run.log").write_text(lines)
+    document = json.loads(blink("doctor", tmp_path / "run.log", tmp_path / "topo.txt", "--json").out)
+    advice = next(finding["try"] for finding in document["findings"] if finding["cause"] == "p2p-off")
+    assert ("NCCL_P2P_LEVEL=PHB" in advice) == level
+    command = shlex.split(advice.rpartition(": ")[2])
+    assert command[:3] == ["blink", "plan", "allreduce"]
+    assert blink(*command[1:]).code == 0
 
 
 def test_who_has_all_gpus_is_not_told_to_ask_for_others(blink, tmp_path):

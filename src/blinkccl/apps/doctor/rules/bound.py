@@ -86,7 +86,7 @@ def _bound(job: MeasuredJob, most: ProvedBound) -> Finding:
         bound   {job.bound_text}
         got     {_got(job)}
         cause   {why}
-        try     blink sim {job.collective}{job.spec} -b 4K shows the time of every algorithm
+        try     the time of each algorithm: blink sim {job.collective}{job.spec} -b 4K
         """).at(job.machine, job.measured)
 
 

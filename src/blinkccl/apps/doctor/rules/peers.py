@@ -21,6 +21,7 @@ from blinkccl.apps.doctor.rules.job import best_rows, jobs, rates
 from blinkccl.apps.doctor.rules.servers import gpu_name, model_of
 from blinkccl.show.text import count, gb_per_s_text
 from blinkccl.topology import nccl_constants as nccl
+from blinkccl.topology.connectivity import parts
 from blinkccl.topology.model import FAST_KINDS
 
 #: Settings that disable P2P.
@@ -45,6 +46,16 @@ def near_each_other(case: Case, hop: ChannelHop) -> bool:
             if (a, b) in link or any((a, switch) in link and (b, switch) in link for switch in switches):
                 return True
     return False
+
+
+def _on_one_socket(case: Case, hop: ChannelHop) -> bool:
+    """True if links other than a bus between sockets join the GPUs of a hop, or the machine is not known."""
+    for job in jobs(case):
+        if max(hop.src, hop.dst) < len(job.ranks):
+            topology, ends = job.topology, {job.ranks[hop.src], job.ranks[hop.dst]}
+            near = [(x.src, x.dst) for x in topology.links if x.kind not in ("smp", "net")]
+            return any(ends <= {*group} for group in parts([v.id for v in topology.vertices], near))
+    return True
 
 
 def _broken(case: Case) -> list[PeerAccess]:
@@ -92,7 +103,10 @@ def p2p_off(case: Case) -> Iterator[Finding]:
         attempt = "nvidia-smi topo -p2p r says which pairs may; unset NCCL_P2P_LEVEL and NCCL_P2P_DISABLE;"
     else:
         why = "NCCL does not use P2P across a processor by default, as it is often slower than memory there"
-        attempt = "nothing, unless nvidia-smi topo -p2p r allows these pairs and NCCL_P2P_LEVEL=PHB measures faster;"
+        attempt = "no setting, as a bus between sockets joins these pairs;"
+        if any(_on_one_socket(case, hop) for hop in shm):
+            attempt = "nothing, unless nvidia-smi topo -p2p r allows these pairs and NCCL_P2P_LEVEL=PHB, which covers "
+            attempt += "pairs on one socket, measures faster;"
     severity = "warning" if refused or near or barred else "note"
     could, got = rates(case)
     pairs = len({(min(h.src, h.dst), max(h.src, h.dst)) for h in near or shm})
@@ -103,9 +117,18 @@ def p2p_off(case: Case) -> Iterator[Finding]:
         bound   {most}
         got     {got}{through}
         cause   {why}
-        try     {attempt} NCCL_SHM_USE_CUDA_MEMCPY=1 copies large messages faster, and blink plan --links staged is
-                the plan through memory
+        try     {attempt} NCCL_SHM_USE_CUDA_MEMCPY=1 copies large messages faster{_staged(case)}
         """).at((refused or near or shm)[:4])
+
+
+def _staged(case: Case) -> str:
+    """The command that plans the job through memory; "" if its machine has no PCIe links."""
+    job, what = next(iter(jobs(case)), None), "the plan through memory: blink plan"
+    if job is None:
+        return f"; with nvidia-smi topo -m in FILE, {what} allreduce --topo FILE --links staged"
+    if all(x.kind != "pcie" for x in job.topology.links):
+        return ""
+    return f"; {what} {job.collective}{job.spec} --links staged"
 
 
 def p2p_forced(case: Case) -> Iterator[Finding]:
