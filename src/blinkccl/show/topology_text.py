@@ -12,6 +12,7 @@ from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.fabric import cables_of, gbit_text
 from blinkccl.topology.memories import HOST_KINDS
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology, Vertex
+from blinkccl.topology.stated import to_state_all
 
 #: Colours of cells by their letters, without the number of lanes: green for near, red for far.
 _STYLES = {
@@ -46,7 +47,7 @@ def topology_text(topology: Topology, paint: Paint = plain, width: int | None = 
         "",
         *_links(topology),
         *_cables(topology),
-        *(f"note    {note}" for note in topology.notes),
+        *(f"note    {note}" for note in (*topology.notes, to_state_all(topology)) if note),
     ]
     lines = [paint(fit(_title(topology), width), "bold"), "", *_matrix(cells, paint, width), ""]
     return "\n".join([*lines, *(fit(line, width) for line in sentences)]) + "\n"

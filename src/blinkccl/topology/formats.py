@@ -6,6 +6,7 @@ writer to :data:`WRITERS`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,6 +55,9 @@ FORMATS = (
     TopologyFormat("a line per cable", cables_file.looks_like, cables_file.parse),
 )
 
+#: The marks that a mail puts before quoted lines.
+_QUOTED = re.compile(r"^(?:[ \t]*>)+ ?", re.MULTILINE)
+
 
 def read_topology(path: Path, source: str = "", stated: Stated = NOTHING) -> Topology:
     """The topology in a file, called ``source`` in messages; TopologyError also for unreadable or too large files."""
@@ -68,6 +72,8 @@ def read_topology(path: Path, source: str = "", stated: Stated = NOTHING) -> Top
 def parse_topology(data: bytes, source: str, name: str = "", stated: Stated = NOTHING) -> Topology:
     """The topology in ``data`` (a whole file, UTF-8, at most 8 MiB), in one of :data:`FORMATS`.
 
+    Text that no format recognises is tried once more without the marks of a quoted mail.
+
     ``source`` is its name in messages; ``name`` names the topology if the file does not; ``stated`` gives rates that
     the file leaves open. TopologyError if no format recognises the text, if the format's parser refuses it (with the
     line), or if ``stated`` gives a rate that the format itself contains. A NIC's rate is always allowed: it may be for
@@ -80,9 +86,10 @@ def parse_topology(data: bytes, source: str, name: str = "", stated: Stated = NO
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise TopologyError(f"{source}, line {line}: byte {data[error.start]:#04x} is no UTF-8 text") from None
-    for known in FORMATS:
-        if known.looks_like(text):
-            return _named(_parsed(known, text, source, stated), source, name or source)
+    for written in (text, _QUOTED.sub("", text)):
+        for known in FORMATS:
+            if known.looks_like(written):
+                return _named(_parsed(known, written, source, stated), source, name or source)
     what = "the file is empty" if not text.strip() else "no topology (blink doctor reads logs)"
     raise TopologyError(f"{source}: {what}; expected {', '.join(f.name for f in FORMATS)}")
 

@@ -50,7 +50,7 @@ def parse_spec(text: str) -> Topology:
     stated = parse_stated(rest, repr(text)) if rest else NOTHING
     server = _single(parsed["machine"], stated)
     if server is None:
-        raise TopologyError(_unknown(parsed["machine"]))
+        raise TopologyError(_several_at(text) or _unknown(parsed["machine"]))
     if parsed["count"] is None:
         if rule is not None or fabric is not None:
             what = "cables join" if rule is not None else "a fabric joins"
@@ -115,6 +115,15 @@ def _is_path(text: str) -> bool:
         return Path(text).exists()
     except OSError:
         return False
+
+
+def _several_at(text: str) -> str:
+    """The remedy for a known machine or file with several ``@``; "" for other text."""
+    first, *items = [part.strip() for part in text.split("@")]
+    name = re.sub(r"^[0-9]+\s*x\s+", "", first)
+    if len(items) < 2 or not (name in CATALOG or name in ALIASES or _is_path(name)):
+        return ""
+    return f'{text!r} has several @; join the items with a comma: "{first} @ {", ".join(items)}"'
 
 
 def _alike(text: str, names: list[str]) -> list[str]:

@@ -93,6 +93,13 @@ def assumed(topology: Topology, kinds: Container[str] = LINK_KINDS) -> list[str]
     return [f"{one['what']} {one['rate']}" for one in taken if _LINK_KINDS.get(one["key"], one["key"]) in present]
 
 
+def to_state_all(topology: Topology) -> str:
+    """The form that states all rates that the notes call assumed; "" for fewer than two."""
+    keys = dict.fromkeys(match["key"] for note in topology.notes if (match := _TAKEN.match(note)) is not None)
+    items = ", ".join(f"{key}={_EXAMPLES[key]}" for key in keys if key in _EXAMPLES)
+    return f'to state all assumed rates: "FILE @ {items}"' if "," in items else ""
+
+
 def parse_stated(text: str, where: str) -> Stated:
     """The rates stated in ``text``: ``"nvlink=50GB/s, pcie=gen5x8, nic=400Gbps"``; a rate alone is that of each NIC.
 

@@ -36,6 +36,14 @@ def test_windows_line_ends_and_a_byte_order_mark() -> None:
     assert parse_topology(b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n"), "x") == parse_topology(data, "x")
 
 
+@pytest.mark.parametrize("mark", [b"> ", b">> ", b"> > "])
+@pytest.mark.parametrize("name", ["dgx-1v.nvidia-smi.txt", "dgx-1p-old-driver.nvidia-smi.txt"])
+def test_the_marks_of_a_quoted_mail(name: str, mark: bytes) -> None:
+    data = (OURS / name).read_bytes()
+    quoted = b"On Monday a colleague wrote:\n" + b"".join(mark + line for line in data.splitlines(keepends=True))
+    assert parse_topology(quoted, "x") == parse_topology(data, "x")
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from blinkccl.errors import TopologyError
+from blinkccl.show.topology_text import topology_text
 from blinkccl.topology import json_format
 from blinkccl.topology.spec import load, machine_named, parse_gpus, parse_spec
 from blinkccl.topology.stated import assumed
@@ -188,3 +189,12 @@ def test_machines_by_their_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["/etc/passwd", "README.md", "my machine", "", "9999x dgx-1v", "ring:99999"])
 def test_names_of_no_known_machine(name: str) -> None:
     assert machine_named(name) is None
+
+
+def test_several_at_are_answered_with_commas(tmp_path: Path) -> None:
+    file = tmp_path / "node.txt"
+    file.write_text("\tGPU0\tGPU1\nGPU0\tX\tSYS\nGPU1\tSYS\tX\n")
+    with pytest.raises(TopologyError, match=r'"2x .*node.txt @ pcie=gen4, smp=22GB/s, nic=400Gbps"'):
+        parse_spec(f"2x {file} @ pcie=gen4 @ smp=22GB/s @ nic=400Gbps")
+    assert 'to state all assumed rates: "FILE @ pcie=gen5, smp=22GB/s"' in topology_text(parse_spec(str(file)))
+    assert "to state all" not in topology_text(parse_spec(f"{file} @ pcie=gen4"))
