@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from blinkccl.show.text import Paint, columns, count, fit, gb_per_s_text, ids, plain, rate_text, unit_name
 from blinkccl.topology.model import Topology
-from blinkccl.topology.stated import assumed
+from blinkccl.topology.stated import assumed, perhaps_missing
 from blinkccl.trees.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree, tree_depth
 from blinkccl.trees.forest.order import shortened
 from blinkccl.units import bus_factor
@@ -79,9 +79,10 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
 
 
 def assumed_lines(network: Topology) -> list[str]:
-    """The assumed rates of a plan's links in one line; none if a file or the user states all."""
+    """The assumed rates of a plan's links in one line, if there are any, and notes on links that may be missing."""
     rates = "; ".join(assumed(network))
-    return [f"assumed {rates}: blink topo shows how to state it"] if rates else []
+    lines = [f"assumed {rates}: blink topo shows how to state it"] if rates else []
+    return lines + [f"note    links may be missing: {note}" for note in perhaps_missing(network)]
 
 
 def order_lines(forest: Forest) -> list[str]:

@@ -19,7 +19,7 @@ from blinkccl.topology.gpu_models import gpu_model
 from blinkccl.topology.limits import MAX_GB_PER_S, at
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import ids_text
-from blinkccl.topology.stated import NOTHING, TO_COUNT, Stated
+from blinkccl.topology.stated import NOTHING, PERHAPS_A_LINK, TO_COUNT, Stated
 from blinkccl.topology.xml_tree import Element, parse_xml
 
 #: Versions of the format: NCCL's and RCCL's.
@@ -137,7 +137,7 @@ def _note_unknown(reading: _Reading, root: Element) -> None:
         stack.extend(element.children)
     for tag, lines in unknown.items():
         reading.box.notes.append(
-            f"{len(lines)} <{tag}> left out, the first in line {min(lines)}: an unknown element, perhaps a link"
+            f"{len(lines)} <{tag}> left out, the first in line {min(lines)}: an unknown element, {PERHAPS_A_LINK}"
         )
 
 

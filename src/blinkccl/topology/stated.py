@@ -82,6 +82,8 @@ class Stated:
 
 NOTHING = Stated()
 
+#: The end of a reader's note about something that it left out.
+PERHAPS_A_LINK = "perhaps a link"
 #: A note of :meth:`Stated.rate` about a rate that was not stated.
 _TAKEN = re.compile(r'(?P<what>.*) is assumed to have (?P<rate>\S+ GB/s).* "FILE @ (?P<key>\w+)=')
 
@@ -91,6 +93,11 @@ def assumed(topology: Topology, kinds: Container[str] = LINK_KINDS) -> list[str]
     present = {link.kind for link in topology.links if link.kind in kinds}
     taken = [match for note in topology.notes if (match := _TAKEN.match(note)) is not None]
     return [f"{one['what']} {one['rate']}" for one in taken if _LINK_KINDS.get(one["key"], one["key"]) in present]
+
+
+def perhaps_missing(topology: Topology) -> list[str]:
+    """The notes of the topology by which links may be missing from it."""
+    return [note for note in topology.notes if note.endswith(PERHAPS_A_LINK)]
 
 
 def to_state_all(topology: Topology) -> str:

@@ -5,7 +5,11 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from blinkccl.api.job import request
+from blinkccl.api.plan import plan_of
 from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.proof.audit import audit
+from blinkccl.show.check_text import audit_text
 from blinkccl.topology import nccl_xml, nccl_xml_write
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.gpus import guess_arch
@@ -13,6 +17,7 @@ from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
 from blinkccl.topology.stated import parse_stated
+from blinkccl.trees.forest.document import to_document
 
 OURS = Path(nccl_xml.__file__).parent / "fixtures"
 
@@ -196,6 +201,10 @@ def test_rccls_file_has_xgmi_links_and_no_compute_capability() -> None:
 def test_an_unknown_element_is_noted() -> None:
     topology = nccl_xml.parse(system(gpu(1, '<ualink target="x" count="4"/>'), gpu(2)))
     assert topology.notes == ("1 <ualink> left out, the first in line 3: an unknown element, perhaps a link",)
+    plan = plan_of(request(topology, topology.ranks, "allreduce", (None, None, None)))
+    line = f"note    links may be missing: {topology.notes[0]}"
+    assert line in plan.text().splitlines()
+    assert line in audit_text(audit(to_document(plan.forest)))
 
 
 def test_a_speed_that_sysfs_does_not_know_is_that_of_the_gpus() -> None:
