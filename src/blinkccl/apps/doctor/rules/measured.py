@@ -16,7 +16,7 @@ from blinkccl.apps.doctor.rules.job import (
     machines_with_gpus,
     stated,
 )
-from blinkccl.show.text import gb_per_s_text
+from blinkccl.show.text import count, gb_per_s_text
 from blinkccl.topology.gpu_models import gpu_model
 from blinkccl.topology.model import Topology
 from blinkccl.units import size_text
@@ -40,7 +40,7 @@ def wrong_results(case: Case) -> Iterator[Finding]:
         model = gpu_model(first.gpu)
         memory = "amd-smi metric --ecc" if model is not None and model.amd else "nvidia-smi -q -d ECC"
         yield finding(f"""
-            error: {len(wrong)} measurements have wrong results  [wrong-results]
+            error: {count(len(wrong), "measurement")} with wrong results  [wrong-results]
             bound   0 wrong
             got     {first.wrong:g} wrong in {first.collective} of {first.size_bytes} bytes
             cause   data are damaged in transit, usually by P2P over PCIe with a translating IOMMU, or by hardware
