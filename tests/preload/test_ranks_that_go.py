@@ -15,8 +15,8 @@ WAITED = re.compile(r": waited 1 s for (room for )?message \d+ on connection fro
     ("scene", "odd", "count", "protocol"),
     [
         ("killed", 0, 1000, None),
-        pytest.param("killed", 2, 1000, None, marks=pytest.mark.slow),
-        pytest.param("killed", 0, 300_000, None, marks=pytest.mark.slow),
+        ("killed", 2, 1000, None),
+        ("killed", 0, 300_000, None),
         ("killed", 2, 300_000, None),
         ("killed", 2, 1000, "copies"),
         ("killed_before_replay", 2, 1000, None),
