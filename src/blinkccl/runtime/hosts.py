@@ -52,8 +52,8 @@ _CANDIDATES = {
 }
 #: Algorithms that sum in the order of the ranks.
 _IN_ORDER = ("one_shot", "one_hop")
-#: Predictions that differ by less say nothing; among such plans the one with the fewest messages is selected, since it
-#: leaves the most to ranks that share its cores.
+#: Plans count as equally fast if their predictions differ by less than this factor. The one with the fewest messages is
+#: then selected, as it leaves the most time to ranks that share cores.
 SAME = 1.1
 
 
@@ -249,53 +249,57 @@ def _queues(program: Program) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """A Program's messages and bytes. Pairs are messages between hosts and messages inside them.
+    """Numbers of a Program's messages, as pairs (between hosts, inside them), and parts of S.
 
-    ``chain`` is on the longest chain of a chunk, ``ends`` has what the busiest rank sends and receives, and ``all`` are
-    the messages of all ranks. ``load`` and ``work`` are parts of S: the bytes of the busiest link, relative to its
-    rate, and the bytes that the busiest rank reduces.
+    ``chain``: messages of the longest chain of a chunk. ``ends``: messages that the busiest rank sends or receives.
+    ``total``: messages of all ranks. ``load``: bytes over the busiest link, relative to its rate. ``work``: bytes that
+    the busiest rank reduces.
     """
 
     chain: tuple[int, int]
     ends: tuple[int, int]
-    all: tuple[int, int]
+    total: tuple[int, int]
     load: Fraction
     work: Fraction
 
 
 @lru_cache(maxsize=1024)
 def _weights(program: Program, hosts: Hosts) -> _Weights:
-    home, queues = hosts.host_of, program.queues
+    """Count the messages and bytes of a Program among these hosts."""
+    home, queues, items = hosts.host_of, program.queues, program.collective.total_blocks()
     inside = [home[queue.src] == home[queue.dst] for queue in queues]
-    sender: dict[int, list[int]] = defaultdict(list)
     load: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
     work: dict[int, Fraction] = defaultdict(Fraction)
-    ends = Counter[tuple[int, bool]]()
-    last: dict[int, tuple[int, int]] = {}
-    items = program.collective.total_blocks()
-    longest = 0, 0
-    for number, role in enumerate(program.roles):
+    ends: tuple[Counter[int], Counter[int]] = Counter(), Counter()
+    for role in program.roles:
         part = (program.slices[role.slice].stop - program.slices[role.slice].start) / items
         work[role.rank] += part * max(0, role.operands - 1)
         for queue in role.sends:
-            sender[queue].append(number)
-            ends.update((rank, inside[queue]) for rank in (role.rank, queues[queue].dst))
+            ends[inside[queue]].update((role.rank, queues[queue].dst))
             for link in pairwise(queues[queue].path):
                 if link in hosts.networks:
                     load[link] += part / hosts.networks[link]
-    for number, role in sorted(enumerate(program.roles), key=lambda one: (one[1].offset, one[0])):
-        begin = max((last[one] for queue in role.receives for one in sender[queue] if one in last), default=(0, 0))
-        steps = max((int(not inside[queue]), int(inside[queue])) for queue in role.sends) if role.sends else (0, 0)
-        last[number] = begin[0] + steps[0], begin[1] + steps[1]
-        longest = max(longest, last[number])
-    across, local = (Counter({rank: n for (rank, own), n in ends.items() if own == which}) for which in (False, True))
     return _Weights(
-        longest,
-        (max(across.values(), default=0), max(local.values(), default=0)),
-        (across.total() // 2, local.total() // 2),
+        _longest_chain(program, inside),
+        (max(ends[False].values(), default=0), max(ends[True].values(), default=0)),
+        (ends[False].total() // 2, ends[True].total() // 2),
         max(load.values(), default=Fraction(0)),
         max(work.values(), default=Fraction(0)),
     )
+
+
+def _longest_chain(program: Program, inside: Sequence[bool]) -> tuple[int, int]:
+    """Messages of the longest chain, by those between hosts first; ``inside[q]``: queue q stays inside a host."""
+    senders: dict[int, list[int]] = defaultdict(list)
+    for number, role in enumerate(program.roles):
+        for queue in role.sends:
+            senders[queue].append(number)
+    last: dict[int, tuple[int, int]] = {}
+    for number, role in sorted(enumerate(program.roles), key=lambda one: (one[1].offset, one[0])):
+        begin = max((last[one] for queue in role.receives for one in senders[queue] if one in last), default=(0, 0))
+        step = max(((int(not inside[queue]), int(inside[queue])) for queue in role.sends), default=(0, 0))
+        last[number] = begin[0] + step[0], begin[1] + step[1]
+    return max(last.values(), default=(0, 0))
 
 
 #: Part of a message's bytes, and its hops: each a rail and the rank there.
@@ -337,7 +341,7 @@ def selected(
     best = min(plans, key=seconds.__getitem__)
     if cost.by_messages(best.program, hosts, nbytes):
         similar = [plan for plan in plans if seconds[plan] <= SAME * seconds[best]]
-        best = min(similar, key=lambda plan: (_weights(plan.program, hosts).all, seconds[plan]))
+        best = min(similar, key=lambda plan: (_weights(plan.program, hosts).total, seconds[plan]))
     return best, cost.chunk_bytes(best.program, hosts, nbytes)
 
 

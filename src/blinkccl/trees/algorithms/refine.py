@@ -353,13 +353,14 @@ def inside_servers(request: Request, forest: Forest) -> Forest:
 
 @dataclass(frozen=True, slots=True)
 class _MovingInside:
-    """Data over links as parts of S, in ``use``, while hops move one after another."""
+    """A forest whose hops move one after another; ``use`` has the present data over links, as parts of S."""
 
     forest: Forest
     paths: Paths
     use: dict[Arc, Fraction]
 
     def moved(self, share: Share) -> Share:
+        """The share with the hops of its one tree moved."""
         if share.broadcast is not None:
             return replace(share, broadcast=self._tree(share.broadcast, share.weight, lambda path: path))
         assert share.reduce is not None
@@ -367,7 +368,10 @@ class _MovingInside:
         return replace(share, reduce=down.reversed())
 
     def _tree(self, tree: Tree, weight: Fraction, turned: Callable[[Path], Path]) -> Tree:
-        """An out-tree; ``turned`` is a path in the direction of the data."""
+        """An out-tree with moved hops; ``turned`` turns a hop of it into the direction of the data, and back.
+
+        A parent stays nearer to the root than its child was at first, so no cycle arises.
+        """
         vertex = self.forest.topology.vertex
         depth, nearest = {tree.root: 0}, {vertex[tree.root].server: tree.root}
         for hop in breadth_first(tree.root, tree.edges):
@@ -375,22 +379,19 @@ class _MovingInside:
             nearest.setdefault(vertex[hop[-1]].server, hop[-1])
         edges = []
         for path in tree.edges:
-            rank = path[-1]
-            near = nearest[vertex[rank].server]
-            if depth[near] < depth[rank] and near != path[0]:
-                ends = turned((near, rank))
-                way = self.paths.get((ends[0], ends[1]))
-                if way is not None and self._better(way, turned(path), weight):
-                    path = turned(way)
-            edges.append(path)
+            rank, near = path[-1], nearest[vertex[path[-1]].server]
+            first, last = turned((near, rank))
+            way = self.paths.get((first, last)) if depth[near] < depth[rank] else None
+            moves = way is not None and self._move(turned(path), way, weight)
+            edges.append(turned(way) if moves and way is not None else path)
         return replace(tree, edges=tuple(edges))
 
-    def _better(self, way: Path, old: Path, weight: Fraction) -> bool:
-        """Move the data from ``old`` to ``way`` and return True, if only ``way`` is inside and its links have room."""
+    def _move(self, old: Path, new: Path, weight: Fraction) -> bool:
+        """Move data to ``new`` if it alone stays inside a server and its links have room; True if so."""
         topology, rate = self.forest.topology, self.forest.rate
-        if stays_inside(topology, old) or not stays_inside(topology, way):
+        if stays_inside(topology, old) or not stays_inside(topology, new):
             return False
-        links = [*pairwise(way)]
+        links = [*pairwise(new)]
         if any((self.use.get(arc, 0) + weight) * rate > topology.link[arc].capacity for arc in links):
             return False
         for arc in pairwise(old):
