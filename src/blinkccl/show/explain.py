@@ -33,6 +33,7 @@ from blinkccl.show.beside import choice_document, in_switch, in_switch_sentence
 from blinkccl.show.plan_text import assumed_lines, certificate_lines
 from blinkccl.show.sim_text import decided_document, not_here_text, summary_text
 from blinkccl.show.text import gb_per_s_text, ids, rate_text, seconds_text
+from blinkccl.topology.gpus import MOST_OF_A_HOST
 from blinkccl.topology.select import joining_links
 from blinkccl.topology.stated import assumed
 from blinkccl.trees.algorithms.bounds import bound_gb_per_s
@@ -40,9 +41,6 @@ from blinkccl.trees.algorithms.request import Request
 from blinkccl.trees.algorithms.tables import BUILT_IN, GPUS, NCCL, Cell, MeasuredTable, Way, cell_at, read
 from blinkccl.trees.forest.model import Forest
 from blinkccl.units import algbw_gb_per_s, size_text
-
-#: The most GPUs of one host: those of a DGX-2.
-HOST_GPUS = 16
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def _library(
 ) -> ChoiceRow | str:
     if isinstance(nccl, str):
         return nccl
-    if len(request.ranks) > HOST_GPUS:
+    if len(request.ranks) > MOST_OF_A_HOST:
         return f"{len(request.ranks)} GPUs are on several hosts, whose jobs it leaves to NCCL"
     try:
         planned = _planned(request)

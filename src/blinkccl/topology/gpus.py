@@ -11,6 +11,8 @@ from blinkccl.topology.spec import machine_named
 #: Minimum compute capability of each architecture. As in NCCL, Ada (8.9) counts as Ampere, and the Blackwells of
 #: workstations (12.x) as those of servers.
 _CAPABILITIES = (("blackwell", 100), ("hopper", 90), ("ampere", 80), ("volta", 70))
+#: The most GPUs of one host, those of a DGX-2; a machine with more, such as an NVL72, spans several hosts.
+MOST_OF_A_HOST = 16
 
 
 def guess_arch(topology: Topology) -> str:

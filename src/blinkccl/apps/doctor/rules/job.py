@@ -28,7 +28,7 @@ from blinkccl.errors import BlinkError
 from blinkccl.show.text import gb_per_s_text, ids
 from blinkccl.topology.connectivity import parts
 from blinkccl.topology.gpu_models import gpu_model
-from blinkccl.topology.gpus import guess_arch
+from blinkccl.topology.gpus import MOST_OF_A_HOST, guess_arch
 from blinkccl.topology.model import FAST_KINDS, Link, Topology
 from blinkccl.topology.select import ids_text, network_for
 from blinkccl.topology.stated import assumed
@@ -48,8 +48,6 @@ RING_PATTERN = 4
 #: NCCL's model uses practical rates, about 80 % of nominal on NVLink. A result below these parts of the bound is
 #: therefore due to NCCL's channels.
 GAP_ON_NVLINK, GAP = 0.7 * 0.8, 0.5
-#: A machine with more GPUs spans several hosts.
-MOST_OF_A_HOST = 16
 #: Slower links in a topology are mostly those of virtual bridges.
 LEAST_REAL_GB_PER_S = 1
 #: The part of the bound that RCCL reaches on a full mesh: 322 of 448 GB/s on eight MI300X (AMD's RCCL tests).
